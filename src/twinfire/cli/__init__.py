@@ -1,0 +1,1 @@
+"""The `twinfire` command: reads options, starts processes, shows progress."""

@@ -1,0 +1,57 @@
+"""What the step loop asks of a model on a device. Siblings implement it; none patches another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfire.cache.kv_group import KvLayout
+from twinfire.kernels.step_batch import StepBatch
+
+LoadProgress = Callable[[str, int, int], None]
+"""Called with (stage, done, total) while weights load; total 0 when unknown."""
+
+
+class Runner(Protocol):
+    """A loaded model with its KV memory. Not thread-safe: the step loop owns it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """Groups and block size of the KV cache."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the packed weights take."""
+        ...
+
+    def init_kv(self, num_blocks: int) -> None:
+        """Allocate KV memory, once, before the first step."""
+        ...
+
+    def execute(self, batch: StepBatch) -> None:
+        """Copy blocks, compute the batch's tokens, write their KV, keep the rows of `logit_rows`."""
+        ...
+
+    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Return float32 logits [stop - start, vocab_size] of kept rows [start, stop).
+
+        The array is the caller's to modify until the next call of `execute` or `logits`.
+        """
+        ...
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+        """Return the blocks' content in the canonical wire layout, block after block."""
+        ...
+
+    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+        ...

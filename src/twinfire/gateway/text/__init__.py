@@ -1,0 +1,1 @@
+"""Text and tokens: incremental detokenising, stop strings, prompt rendering."""

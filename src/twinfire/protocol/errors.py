@@ -1,0 +1,32 @@
+"""Faults that a user can cause or must be told of, as types.
+
+Each room raises these; only the gateway knows which HTTP status a type becomes.
+"""
+
+from __future__ import annotations
+
+
+class TwinfireError(Exception):
+    """Base of every error that carries a message meant for a person."""
+
+
+class InvalidRequest(TwinfireError):  # noqa: N818 - the field's name for this fault
+    """The request itself is wrong. `param` names the field, when one field is to blame."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ModelError(TwinfireError):
+    """A model cannot be found, read or supported; the message says which and what would do."""
+
+
+class MemoryTooSmall(TwinfireError):  # noqa: N818 - the field's name for this fault
+    """The KV cache cannot hold one sequence; the message says how many bytes would."""
+
+
+class WorkerLost(TwinfireError):  # noqa: N818 - the field's name for this fault
+    """The worker that was computing a request is gone."""
