@@ -30,3 +30,11 @@ class MemoryTooSmall(TwinfireError):  # noqa: N818 - the field's name for this f
 
 class WorkerLost(TwinfireError):  # noqa: N818 - the field's name for this fault
     """The worker that was computing a request is gone."""
+
+
+class Overloaded(TwinfireError):  # noqa: N818 - the field's name for this fault
+    """Too much is queued already. `retry_after_s` is an honest guess of when to come back."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

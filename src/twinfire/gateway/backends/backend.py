@@ -1,0 +1,55 @@
+"""What the dialects ask of whatever computes tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta, PromptDone, WorkerInfo
+from twinfire.protocol.sampling import SamplingParams
+
+Event = PromptDone | ChoiceDelta
+
+
+class Generation(Protocol):
+    """One submitted request.
+
+    Iterating yields its `PromptDone` before any `ChoiceDelta`, and ends after every choice has
+    had a `finish_reason`. Raises InvalidRequest when the worker refuses it, Overloaded when it is
+    full, WorkerLost when it dies. `cancel` is idempotent, never blocks and makes the worker free its blocks; a
+    cancelled choice yields nothing more.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Iterate the events, once."""
+        ...
+
+    def cancel(self, choice: int = ALL_CHOICES) -> None:
+        """Stop one choice or all of them."""
+        ...
+
+
+class Backend(Protocol):
+    """A pool of workers for one model."""
+
+    @property
+    def worker_info(self) -> WorkerInfo | None:
+        """The worker's description, None until it is ready."""
+        ...
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why no request can be served now, None when one can."""
+        ...
+
+    def submit(
+        self,
+        prompt: array[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Generation:
+        """Send a request; WorkerLost when no worker is ready."""
+        ...
