@@ -1,0 +1,109 @@
+"""Packs a step plan into the arrays of a step batch.
+
+Owns the order of the logit rows: first the rows that tokens are drawn from, one for each choice, then
+the prompt rows whose log-probabilities were asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinfire.engine.request import Request
+from twinfire.kernels.step_batch import Int32Array, StepBatch
+from twinfire.scheduler.sequence import Sequence
+from twinfire.scheduler.step_plan import Slice, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRow:
+    """A logit row that one choice draws from."""
+
+    piece: Slice
+    request: Request
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Logit rows [first_row, first_row + count) score prompt tokens from `first_token` on."""
+
+    request: Request
+    first_row: int
+    first_token: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A batch and the meaning of its logit rows."""
+
+    batch: StepBatch
+    draws: list[DrawRow]
+    prompt_rows: list[PromptRows]
+
+
+def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int) -> PackedStep:
+    """Return the arrays for `plan`; `requests` maps each planned sequence to its request."""
+    slices = plan.slices
+    lengths = np.fromiter((piece.num_tokens for piece in slices), np.int32, len(slices))
+    query_starts = np.zeros(len(slices) + 1, np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    total = int(query_starts[-1])
+    token_ids = np.empty(total, np.int32)
+    positions = np.empty(total, np.int32)
+    slots = np.empty(total, np.int32)
+    context_lens = np.fromiter((piece.end for piece in slices), np.int32, len(slices))
+    block_tables = _block_tables(slices, block_size)
+    for row, piece in enumerate(slices):
+        first, last = query_starts[row], query_starts[row + 1]
+        token_ids[first:last] = piece.sequence.tokens[piece.start : piece.end]
+        places = np.arange(piece.start, piece.end, dtype=np.int32)
+        positions[first:last] = places
+        blocks = block_tables[row, places // block_size]
+        slots[first:last] = blocks * block_size + places % block_size
+    logit_rows, draws, prompt_rows = _logit_rows(slices, requests, query_starts)
+    batch = StepBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, np.int32),
+        block_copies=np.array(plan.block_copies, np.int32).reshape(-1, 2),
+    )
+    return PackedStep(batch, draws, prompt_rows)
+
+
+def _block_tables(slices: list[Slice], block_size: int) -> Int32Array:
+    widths = [-(-piece.end // block_size) for piece in slices]
+    tables = np.zeros((len(slices), max(widths, default=0)), np.int32)
+    for row, (piece, width) in enumerate(zip(slices, widths, strict=True)):
+        tables[row, :width] = piece.sequence.block_ids[:width]
+    return tables
+
+
+def _logit_rows(
+    slices: list[Slice], requests: dict[Sequence, Request], query_starts: Int32Array
+) -> tuple[list[int], list[DrawRow], list[PromptRows]]:
+    rows: list[int] = []
+    draws: list[DrawRow] = []
+    for index, piece in enumerate(slices):
+        request = requests[piece.sequence]
+        if not piece.reaches_end or request.sampling.max_tokens == 0:
+            continue
+        # A prompt's last row serves the first token of every choice that forks from it.
+        for choice in request.choices_drawing_from(piece.sequence):
+            rows.append(int(query_starts[index + 1]) - 1)
+            draws.append(DrawRow(piece, request, choice))
+    prompt_rows: list[PromptRows] = []
+    for index, piece in enumerate(slices):
+        request = requests[piece.sequence]
+        first, stop = request.prompt_rows_wanted(piece.start, piece.end)
+        if first < stop:
+            prompt_rows.append(PromptRows(request, len(rows), first + 1, stop - first))
+            offset = int(query_starts[index]) - piece.start
+            rows.extend(range(offset + first, offset + stop))
+    return rows, draws, prompt_rows

@@ -1,0 +1,68 @@
+"""One request in flight on a link: the events that have come and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from twinfire.gateway.backends.backend import Event
+from twinfire.protocol.errors import TwinfireError
+from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta
+
+
+class LinkGeneration:
+    """A buffer between the link and one consumer. Belongs to the event loop's thread."""
+
+    def __init__(self, num_choices: int, cancel: Callable[[int], None]) -> None:
+        self._send_cancel = cancel
+        self._events: deque[Event] = deque()
+        self._live_choices = set(range(num_choices))
+        self._error: TwinfireError | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def all_choices_ended(self) -> bool:
+        """Whether nothing more can come."""
+        return not self._live_choices
+
+    def put(self, event: Event) -> None:
+        """Add an event; those of cancelled choices are dropped."""
+        if isinstance(event, ChoiceDelta):
+            if event.choice not in self._live_choices:
+                return
+            if event.finish_reason is not None:
+                self._live_choices.discard(event.choice)
+        self._events.append(event)
+        self._wake.set()
+
+    def fail(self, error: TwinfireError) -> None:
+        """End with `error` once the events before it have been read."""
+        self._error = error
+        self._wake.set()
+
+    def cancel(self, choice: int = ALL_CHOICES) -> None:
+        """Stop one choice or all of them; what they have sent already is dropped."""
+        cancelled = set(self._live_choices) if choice == ALL_CHOICES else {choice}
+        if not cancelled & self._live_choices:
+            return
+        self._live_choices -= cancelled
+        self._events = deque(
+            event
+            for event in self._events
+            if not (isinstance(event, ChoiceDelta) and event.choice in cancelled)
+        )
+        self._send_cancel(choice)
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events in order until every choice has ended."""
+        while True:
+            while self._events:
+                yield self._events.popleft()
+            if self._error is not None:
+                raise self._error
+            if self.all_choices_ended:
+                return
+            self._wake.clear()
+            await self._wake.wait()

@@ -1,0 +1,42 @@
+"""How to start a worker: everything it is told, as one value that fits on a command line."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from twinfire.protocol.messages import Role
+
+Dtype = Literal["auto", "f32", "bf16", "f16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one worker process. Sizes None are chosen by the worker itself."""
+
+    model_path: str
+    served_name: str
+    socket_path: str
+    """Unix socket that the worker listens on."""
+    role: Role = "mixed"
+    dtype: Dtype = "auto"
+    """auto is bf16 where the weights are 16 bits or fewer, else f32."""
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    """Token budget of a step; bounds how long a prompt chunk can hold up running streams."""
+    kv_cache_bytes: int | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    enable_prefix_caching: bool = True
+
+
+def encode_worker_config(config: WorkerConfig) -> str:
+    """Return the command-line form."""
+    return msgspec.json.encode(config).decode()
+
+
+def decode_worker_config(text: str) -> WorkerConfig:
+    """Parse the command-line form; msgspec.ValidationError names a wrong field."""
+    return msgspec.json.decode(text, type=WorkerConfig)

@@ -1,0 +1,218 @@
+"""The worker's end of its links: a Unix socket that gateways connect to.
+
+Runs an event loop on a thread of its own, so that the engine never waits for a peer. Owns the
+connections and what is buffered for them; a gateway that does not read is dropped, never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinfire.protocol.framing import FrameDecoder, FrameError, encode_frame, worker_side_decoder
+from twinfire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Failed,
+    Hello,
+    Loading,
+    Ready,
+    Submit,
+    ToGateway,
+    ToWorker,
+)
+
+MAX_UNREAD_BYTES = 32 * 1024 * 1024
+"""What may wait for one gateway before it is dropped."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FromGateway:
+    """A message with the id of its sender."""
+
+    gateway_id: str
+    message: Submit | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """A gateway's link is closed; nobody waits for its requests any more."""
+
+    gateway_id: str
+
+
+Inbound = FromGateway | GatewayLost
+
+
+class LinkServer:
+    """Accepts gateways; `deliver` is called on the link thread for each inbound message."""
+
+    def __init__(self, socket_path: str, deliver: Callable[[Inbound], None]) -> None:
+        self._socket_path = socket_path
+        self._deliver = deliver
+        self._loop = asyncio.new_event_loop()
+        self._links: dict[str, _Link] = {}
+        self._greeting: Loading | Ready | Failed = Loading("starting")
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+        self._listening = threading.Event()
+        self._startup_error: OSError | None = None
+
+    def start(self) -> None:
+        """Listen; OSError when the socket cannot be made."""
+        self._thread.start()
+        self._listening.wait()
+        if self._startup_error is not None:
+            raise self._startup_error
+
+    def announce(self, state: Loading | Ready | Failed) -> None:
+        """Tell every gateway, now and when it connects, how far this worker is."""
+        self._loop.call_soon_threadsafe(self._announce, state)
+
+    def send(self, gateway_id: str, message: ToGateway) -> None:
+        """Send to one gateway; nothing happens when it is gone. Never blocks."""
+        frame = encode_frame(message)
+        self._loop.call_soon_threadsafe(self._write, gateway_id, frame)
+
+    def broadcast(self, message: ToGateway) -> None:
+        """Send to every connected gateway."""
+        frame = encode_frame(message)
+        self._loop.call_soon_threadsafe(self._write_all, frame)
+
+    def stop(self, flush_s: float = 1.0) -> None:
+        """Write out what is buffered, at most for `flush_s`, and close."""
+        stopping = asyncio.run_coroutine_threadsafe(self._flush(flush_s), self._loop)
+        stopping.result(flush_s + 1.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(flush_s + 1.0)
+
+    def joined(self, gateway_id: str, link: _Link) -> None:
+        """A gateway said hello on `link`."""
+        replaced = self._links.pop(gateway_id, None)
+        if replaced is not None:
+            replaced.close()
+        self._links[gateway_id] = link
+        link.write(encode_frame(self._greeting))
+
+    def received(self, gateway_id: str, message: Submit | Cancel) -> None:
+        """A gateway asked for something."""
+        self._deliver(FromGateway(gateway_id, message))
+
+    def left(self, gateway_id: str, link: _Link) -> None:
+        """A link is closed."""
+        if self._links.get(gateway_id) is link:
+            del self._links[gateway_id]
+        self._deliver(GatewayLost(gateway_id))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(
+                self._loop.create_unix_server(lambda: _Link(self), self._socket_path)
+            )
+            os.chmod(self._socket_path, 0o600)
+        except OSError as error:
+            self._startup_error = error
+            return
+        finally:
+            self._listening.set()
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _announce(self, state: Loading | Ready | Failed) -> None:
+        self._greeting = state
+        self._write_all(encode_frame(state))
+
+    def _write(self, gateway_id: str, frame: bytes) -> None:
+        link = self._links.get(gateway_id)
+        if link is not None:
+            link.write(frame)
+
+    def _write_all(self, frame: bytes) -> None:
+        for link in list(self._links.values()):
+            link.write(frame)
+
+    async def _flush(self, flush_s: float) -> None:
+        deadline_s = self._loop.time() + flush_s
+        while any(link.unread_bytes for link in self._links.values()):
+            if self._loop.time() > deadline_s:
+                break
+            await asyncio.sleep(0.01)
+        for link in list(self._links.values()):
+            link.close()
+
+
+class _Link(asyncio.Protocol):
+    """One connection. A frame that cannot be from a healthy peer closes it and nothing else."""
+
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
+        self._decoder: FrameDecoder[ToWorker] = worker_side_decoder()
+        self._transport: asyncio.Transport | None = None
+        self._gateway_id: str | None = None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes written that the gateway has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Decode and hand over."""
+        try:
+            for message in self._decoder.feed(data):
+                self._handle(message)
+        except FrameError as error:
+            log.warning("closing a link: %s", error)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report a gateway that had introduced itself."""
+        if self._gateway_id is not None:
+            self._server.left(self._gateway_id, self)
+
+    def write(self, frame: bytes) -> None:
+        """Buffer a frame; drop the gateway when it has too much unread."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frame)
+        if self.unread_bytes > MAX_UNREAD_BYTES:
+            log.warning("dropping gateway %s: it does not read", self._gateway_id)
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close after what is buffered has been written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _handle(self, message: ToWorker) -> None:
+        if isinstance(message, Hello):
+            if message.protocol_version != PROTOCOL_VERSION:
+                self._refuse(message)
+                return
+            self._gateway_id = message.gateway_id
+            self._server.joined(message.gateway_id, self)
+        elif self._gateway_id is None:
+            raise FrameError("the first message was no hello")
+        else:
+            self._server.received(self._gateway_id, message)
+
+    def _refuse(self, hello: Hello) -> None:
+        self.write(
+            encode_frame(
+                Failed(
+                    f"this worker speaks protocol {PROTOCOL_VERSION}, "
+                    f"the gateway {hello.protocol_version}"
+                )
+            )
+        )
+        self.close()
