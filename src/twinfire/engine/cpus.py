@@ -1,4 +1,4 @@
-"""How many cores this process may really use: affinity and cgroup quota, not the machine's count."""
+"""How many cores this process may really use: by affinity and cgroup quota, not by machine."""
 
 from __future__ import annotations
 

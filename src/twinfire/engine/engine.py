@@ -1,7 +1,7 @@
 """The step loop: schedule, run, draw, report.
 
-Joins scheduler, runner and sampler for many gateways' requests. Synchronous and single-threaded: the
-worker calls `step` while there is work and everything else between steps. Knows no sockets.
+Joins scheduler, runner and sampler for many gateways' requests. Synchronous and single-threaded:
+the worker calls `step` while there is work and everything else between steps. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twinfire.cache.block_hash import salt_key
+from twinfire.cache.block_hash import cache_extra_key
 from twinfire.engine.inputs import DrawRow, PackedStep, pack_step
 from twinfire.engine.request import Choice, Request
 from twinfire.engine.runner import Runner
@@ -76,7 +76,7 @@ class Engine:
         if (gateway_id, message.request_id) in self._requests:
             raise InvalidRequest(f"request {message.request_id} is already running")
         request = Request(gateway_id, message.request_id, prompt, sampling, self._clock())
-        sequence = self._sequence(request, 0, message.priority, salt_key(message.cache_salt))
+        sequence = self._sequence(request, 0, message.priority, cache_extra_key(salt=message.cache_salt))
         self._scheduler.submit(sequence)
         self._requests[gateway_id, message.request_id] = request
         self._owners[sequence] = request
@@ -209,9 +209,7 @@ class Engine:
                 )
                 rows.request.add_prompt_logprobs(scores, count)
 
-    def _finish_unsampled_prompts(
-        self, plan: StepPlan, outputs: dict[str, GatewayOutput]
-    ) -> None:
+    def _finish_unsampled_prompts(self, plan: StepPlan, outputs: dict[str, GatewayOutput]) -> None:
         """End the requests that wanted their prompt computed and no output."""
         for piece in plan.slices:
             request = self._owners[piece.sequence]
@@ -317,7 +315,9 @@ def _own_tokens(draws: list[DrawRow], samples: list[Sample]) -> dict[Sequence, l
 def _cancelled_parents(draws: list[DrawRow]) -> list[tuple[Sequence, Choice]]:
     """Return sequences whose own choice was cancelled while they computed the prompt for others."""
     parents = {draw.piece.sequence: draw.request for draw in draws}
-    choices = [(sequence, request.choices[sequence.key[2]]) for sequence, request in parents.items()]
+    choices = [
+        (sequence, request.choices[sequence.key[2]]) for sequence, request in parents.items()
+    ]
     return [
         (sequence, choice) for sequence, choice in choices if choice.finish_reason == "cancelled"
     ]

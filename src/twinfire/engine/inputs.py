@@ -1,7 +1,7 @@
 """Packs a step plan into the arrays of a step batch.
 
-Owns the order of the logit rows: first the rows that tokens are drawn from, one for each choice, then
-the prompt rows whose log-probabilities were asked for.
+Owns the order of the logit rows: first the rows that tokens are drawn from, one for each choice,
+then the prompt rows whose log-probabilities were asked for.
 """
 
 from __future__ import annotations

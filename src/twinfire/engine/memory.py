@@ -1,7 +1,7 @@
 """How many KV blocks fit, from an explicit value or from the memory that is really left.
 
-The limit that counts in a container is the cgroup's, not the machine's. No profiling run: weights are
-loaded before this is asked, so what is available already excludes them.
+The limit that counts in a container is the cgroup's, not the machine's. No profiling run: weights
+are loaded before this is asked, so what is available already excludes them.
 """
 
 from __future__ import annotations

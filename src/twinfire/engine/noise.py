@@ -1,8 +1,8 @@
-"""Counter-based randomness: noise that depends on (seed, choice, position, token id) and nothing else.
+"""Counter-based randomness: noise of (seed, choice, position, token id) and of nothing else.
 
-A drawn token is then the same alone, in any batch, after preemption and on another worker. The mixer is
-splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) for the key, and two
-rounds of the 32-bit finaliser of MurmurHash3 for each token id. Owns no state.
+A drawn token is then the same alone, in any batch, after preemption and on another worker. The
+mixer is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) for
+the key, and two rounds of the 32-bit finaliser of MurmurHash3 for each token id. Owns no state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def gumbel(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
 
 
 def bits_reaching(noise: float) -> int:
-    """Return the smallest bits whose Gumbel noise may reach `noise`; above 2**32 - 1 if none does."""
+    """Return the least bits whose Gumbel noise may reach `noise`; 2**32 or more if none does."""
     uniform = math.exp(-math.exp(min(-noise, 700.0)))
     return max(0, math.floor(uniform * _STEPS - 0.5) - 1)
 

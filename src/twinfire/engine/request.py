@@ -58,7 +58,8 @@ class Request:
     def prompt_rows_wanted(self, start: int, end: int) -> tuple[int, int]:
         """Return the range of positions in [start, end) whose logits score a prompt token.
 
-        The row at position i scores token i + 1. Rows scored before a preemption are not wanted again.
+        The row at position i scores token i + 1. Rows scored before a preemption are not wanted
+        again.
         """
         if self.sampling.prompt_logprobs < 0:
             return 0, 0

@@ -38,7 +38,7 @@ class Runner(Protocol):
         ...
 
     def execute(self, batch: StepBatch) -> None:
-        """Copy blocks, compute the batch's tokens, write their KV, keep the rows of `logit_rows`."""
+        """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
         ...
 
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:

@@ -1,8 +1,9 @@
 """Draws the next token of each row, and reports log-probabilities.
 
-Candidates first, noise only for candidates: the vocabulary is never sorted. The draw is the Gumbel-max
-trick (Gumbel 1954; Maddison et al. 2014) with counter-based noise, so a row's token depends on its own
-logits, parameters, seed and position only. Host arrays only; the heavy reductions come from the kernels.
+Candidates first, noise only for candidates: the vocabulary is never sorted. The draw is the
+Gumbel-max trick (Gumbel 1954; Maddison et al. 2014) with counter-based noise, so a row's token
+depends on its own logits, parameters, seed and position only. Host arrays only; the heavy
+reductions come from the kernels.
 """
 
 from __future__ import annotations
@@ -61,10 +62,8 @@ class Sampler:
         greedy = self._ops.argmax(logits)
         samples: list[Sample] = []
         for index, row in enumerate(rows):
-            if row.params.greedy:
-                token_id = int(greedy[index])
-            else:
-                token_id = self._draw(logits[index], row)
+            greedy_id = int(greedy[index])
+            token_id = greedy_id if row.params.greedy else self._draw(logits[index], row)
             report = reported[index]
             samples.append(Sample(token_id, report.of(token_id) if report else None))
         return samples

@@ -1,7 +1,8 @@
 """The worker's end of its links: a Unix socket that gateways connect to.
 
 Runs an event loop on a thread of its own, so that the engine never waits for a peer. Owns the
-connections and what is buffered for them; a gateway that does not read is dropped, never waited for.
+connections and what is buffered for them; a gateway that does not read is dropped, never waited
+for.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class LinkServer:
         self._greeting: Loading | Ready | Failed = Loading("starting")
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._listening = threading.Event()
+        self._has_gateway = threading.Event()
         self._startup_error: OSError | None = None
 
     def start(self) -> None:
@@ -84,6 +86,10 @@ class LinkServer:
         frame = encode_frame(message)
         self._loop.call_soon_threadsafe(self._write_all, frame)
 
+    def wait_for_gateway(self, timeout_s: float) -> bool:
+        """Wait until a gateway has connected; return whether one has."""
+        return self._has_gateway.wait(timeout_s)
+
     def stop(self, flush_s: float = 1.0) -> None:
         """Write out what is buffered, at most for `flush_s`, and close."""
         stopping = asyncio.run_coroutine_threadsafe(self._flush(flush_s), self._loop)
@@ -98,6 +104,7 @@ class LinkServer:
             replaced.close()
         self._links[gateway_id] = link
         link.write(encode_frame(self._greeting))
+        self._has_gateway.set()
 
     def received(self, gateway_id: str, message: Submit | Cancel) -> None:
         """A gateway asked for something."""

@@ -1,8 +1,8 @@
 """One worker: an engine fed from links, until it is told to stop.
 
-The engine runs on the calling thread; links and the watch on the parent process have their own. Idle it
-sleeps on the inbox, busy it looks there between steps. Draining it refuses new requests and ends
-when the running ones have.
+The engine runs on the calling thread; links and the watch on the parent process have their own.
+Idle it sleeps on the inbox, busy it looks there between steps. Draining it refuses new requests
+and ends when the running ones have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from twinfire.engine.engine import Engine
 from twinfire.protocol.errors import InvalidRequest
-from twinfire.protocol.messages import Cancel, Failed, Ready, Rejected, StepFrame, Submit, WorkerInfo
+from twinfire.protocol.messages import (
+    Cancel,
+    Failed,
+    Ready,
+    Rejected,
+    StepFrame,
+    Submit,
+    WorkerInfo,
+)
 from twinfire.worker.link_server import FromGateway, GatewayLost, Inbound, LinkServer
 
 DRAIN_LIMIT_S = 60.0

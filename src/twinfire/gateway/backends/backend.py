@@ -15,10 +15,10 @@ Event = PromptDone | ChoiceDelta
 class Generation(Protocol):
     """One submitted request.
 
-    Iterating yields its `PromptDone` before any `ChoiceDelta`, and ends after every choice has
-    had a `finish_reason`. Raises InvalidRequest when the worker refuses it, Overloaded when it is
-    full, WorkerLost when it dies. `cancel` is idempotent, never blocks and makes the worker free its blocks; a
-    cancelled choice yields nothing more.
+    Iterating yields its `PromptDone` before any `ChoiceDelta`, and ends after every choice has had
+    a `finish_reason`. Raises InvalidRequest when the worker refuses it, Overloaded when it is
+    full, WorkerLost when it dies. `cancel` is idempotent, never blocks and makes the worker free
+    its blocks; a cancelled choice yields nothing more.
     """
 
     def __aiter__(self) -> AsyncIterator[Event]:

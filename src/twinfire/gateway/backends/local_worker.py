@@ -1,7 +1,7 @@
 """A worker process on this machine: started, connected, watched and started again by the gateway.
 
-Owns the child process and its link. The child ends when its standard input closes, so it cannot outlive
-the gateway however that ends.
+Owns the child process and its link. The child ends when its standard input closes, so it cannot
+outlive the gateway however that ends.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _ignore_load(_: Load) -> None:
 class LocalWorker:
     """The backend of `twinfire serve`: one mixed worker.
 
-    A worker that dies while serving is started again with growing delays; one that fails before it was
-    ever ready is not, since the same fault would meet it again: `failure` then says why.
+    A worker that dies while serving is started again with growing delays; one that fails before it
+    was ever ready is not, since the same fault would meet it again: `failure` then says why.
     """
 
     def __init__(

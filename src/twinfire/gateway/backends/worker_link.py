@@ -38,7 +38,8 @@ State = Loading | Ready | Failed
 class WorkerLink(asyncio.Protocol):
     """One connected worker. All methods belong to the event loop's thread.
 
-    `on_state` hears each change of the worker's state, `on_load` each step's load, `on_closed` once.
+    `on_state` hears each change of the worker's state, `on_load` each step's load, `on_closed`
+    once.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class WorkerLink(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise WorkerLost("no worker is connected")
         request_id = next(self._request_ids)
-        generation = LinkGeneration(sampling.n, cancel=lambda choice: self._cancel(request_id, choice))
+        generation = LinkGeneration(
+            sampling.n, cancel=lambda choice: self._cancel(request_id, choice)
+        )
         self._generations[request_id] = generation
         message = Submit(request_id, pack_ids(prompt), sampling, priority, cache_salt)
         self._transport.write(encode_frame(message))

@@ -1,0 +1,115 @@
+"""From a worker's configuration to an engine that is ready to step.
+
+Owns the order of a start: files, weights, KV memory, scheduler. Reports each stage as it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
+from twinfire.cache.kv_group import KvLayout
+from twinfire.engine.cpus import usable_cores
+from twinfire.engine.engine import Engine
+from twinfire.engine.memory import available_memory_bytes, num_kv_blocks
+from twinfire.engine.runner import LoadProgress, Runner
+from twinfire.engine.sampler import Sampler
+from twinfire.protocol.errors import ModelError
+from twinfire.protocol.messages import WorkerInfo
+from twinfire.protocol.worker_config import WorkerConfig
+from twinfire.scheduler.scheduler import Scheduler
+from twinfire.scheduler.scheduler_config import SchedulerConfig
+
+FULL_PRECISION_FORMATS = ("f32",)
+
+
+def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, WorkerInfo]:
+    """Load the model and return its engine with the description that gateways get.
+
+    ModelError or MemoryTooSmall say what is wrong with the model or the settings.
+    """
+    progress("opening the model", 0, 0)
+    checkpoint = open_checkpoint(Path(config.model_path))
+    max_model_len = _max_model_len(config, checkpoint)
+    dtype = _dtype(config, checkpoint)
+    progress("importing torch", 0, 0)
+    # torch takes seconds to import; everything that can fail before it has failed by now.
+    from twinfire.engine.torch_runner import TorchRunner
+    from twinfire.kernels.torch.sampling_ops import TorchSamplingOps
+
+    runner = TorchRunner.load(
+        checkpoint.config,
+        checkpoint.weights,
+        dtype=dtype,
+        num_threads=config.threads or usable_cores(),
+        progress=progress,
+    )
+    num_blocks = num_kv_blocks(
+        runner.kv_layout,
+        kv_cache_bytes=config.kv_cache_bytes,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        available_bytes=available_memory_bytes(),
+    )
+    runner.init_kv(num_blocks)
+    scheduler = Scheduler(_scheduler_config(config, max_model_len, num_blocks, runner.kv_layout))
+    engine = Engine(scheduler, runner, Sampler(TorchSamplingOps()))
+    return engine, _worker_info(config, checkpoint, runner, dtype, max_model_len, num_blocks)
+
+
+def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
+    window = checkpoint.config.max_position
+    if config.max_model_len is None:
+        return window
+    if config.max_model_len > window:
+        raise ModelError(
+            f"max-model-len {config.max_model_len} is beyond the model's window of {window} tokens"
+        )
+    return config.max_model_len
+
+
+def _dtype(config: WorkerConfig, checkpoint: Checkpoint) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "f32" if checkpoint.config.dtype in FULL_PRECISION_FORMATS else "bf16"
+
+
+def _scheduler_config(
+    config: WorkerConfig, max_model_len: int, num_blocks: int, layout: KvLayout
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        block_size=layout.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        policy=config.scheduling_policy,
+        enable_prefix_cache=config.enable_prefix_caching,
+    )
+
+
+def _worker_info(
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    runner: Runner,
+    dtype: str,
+    max_model_len: int,
+    num_blocks: int,
+) -> WorkerInfo:
+    return WorkerInfo(
+        instance_id=uuid.uuid4().hex,
+        role=config.role,
+        pid=os.getpid(),
+        model=config.served_name,
+        architecture=checkpoint.config.architecture,
+        dtype=dtype,
+        vocab_size=runner.vocab_size,
+        max_model_len=max_model_len,
+        block_size=runner.kv_layout.block_size,
+        num_kv_blocks=num_blocks,
+        kv_bytes_per_block=runner.kv_layout.bytes_per_block,
+        weight_bytes=runner.weight_bytes,
+        max_num_seqs=config.max_num_seqs,
+    )
