@@ -1,7 +1,7 @@
 """What one KV block is made of: named groups of per-layer arrays.
 
-The canonical wire layout of a group in a block is `[layer][k, v][kv_head][token][head_dim]`, C order,
-little-endian; groups follow each other in the order of `KvLayout.groups`. A runner may keep
+The canonical wire layout of a group in a block is `[layer][k, v][kv_head][token][head_dim]`, C
+order, little-endian; groups follow each other in the order of `KvLayout.groups`. A runner may keep
 another layout in memory and converts at the wire.
 """
 

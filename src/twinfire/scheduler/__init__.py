@@ -1,5 +1,7 @@
 """What runs in the next step.
 
-`sequence` is one choice of a request and all that is known of it, `step_plan` the decision for one
-step, `scheduler` makes it: token budget, admission, preemption. Token ids and block ids only.
+`sequence` is one choice of a request and all that is known of it, `scheduler` decides for one step
+under a `scheduler_config` and says so in a `step_plan`. It ranks who waits in a `waiting_queue`,
+gives blocks through `block_tables`, and lets bursts share work by `prefixes_in_flight`. Token ids
+and block ids only.
 """

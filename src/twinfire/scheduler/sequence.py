@@ -19,8 +19,8 @@ class Status(Enum):
 class Sequence:
     """Tokens and KV of one choice.
 
-    `tokens` is prompt + output. A sequence needs work while `num_computed_tokens < num_tokens`: prompt
-    chunks, decoding, cache hits and resumption after preemption are all this one case.
+    `tokens` is prompt + output. A sequence needs work while `num_computed_tokens < num_tokens`:
+    prompt chunks, decoding, cache hits and resumption after preemption are all this one case.
     """
 
     key: tuple[str, int, int]

@@ -1,4 +1,7 @@
-"""The decision for one step: which tokens of which sequences are computed."""
+"""The decision for one step: which tokens of which sequences are computed.
+
+`StepDraft` is that decision while it is made, `StepPlan` once it stands. Neither owns blocks.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,13 @@ class Slice:
 
     @property
     def reaches_end(self) -> bool:
-        """Whether the next token can be drawn from this slice's last row."""
+        """Whether the next token can be drawn from the last row. Meaningless after commit."""
         return self.end == self.sequence.num_tokens
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the result counts: not preempted, aborted or finished since it was planned."""
+        return self.run_epoch == self.sequence.run_epoch
 
 
 @dataclass(slots=True)
@@ -41,3 +49,26 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(piece.num_tokens for piece in self.slices)
+
+
+class StepDraft:
+    """A plan being made: slices can be withdrawn and their share of the budget comes back."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Tokens that may still be planned."""
+        self.slices: dict[Sequence, Slice] = {}
+        self.preempted: list[Sequence] = []
+
+    def add(self, sequence: Sequence, num_tokens: int) -> Slice:
+        """Plan the sequence's next `num_tokens` tokens."""
+        piece = Slice(sequence, sequence.num_computed_tokens, num_tokens, sequence.run_epoch)
+        self.slices[sequence] = piece
+        self.budget -= num_tokens
+        return piece
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take back what was planned for a sequence, if anything was."""
+        piece = self.slices.pop(sequence, None)
+        if piece is not None:
+            self.budget += piece.num_tokens

@@ -1,0 +1,71 @@
+"""Sequences that hold no blocks and wait to run, and the one order that ranks all sequences.
+
+A preempted sequence keeps the place that its arrival gives it, so it returns to the head without
+any rule of its own. Removal is O(1): the heap's entry is left behind and skipped later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from twinfire.scheduler.scheduler_config import Policy
+from twinfire.scheduler.sequence import Sequence
+
+Rank = tuple[int, int, int]
+
+_MIN_ENTRIES_TO_COMPACT = 64
+
+
+def rank_of(sequence: Sequence, policy: Policy) -> Rank:
+    """Return a sequence's place: lower runs earlier and is preempted later.
+
+    Choices of one request share its arrival and follow each other by number.
+    """
+    priority = sequence.priority if policy == "priority" else 0
+    return priority, sequence.arrival, sequence.key[2]
+
+
+class WaitingQueue:
+    """A set of sequences from which the lowest rank is taken first."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy: Policy = policy
+        self._members: dict[Sequence, int] = {}
+        self._entries: list[tuple[Rank, int, Sequence]] = []
+        self._pushes = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._members
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate in no particular order."""
+        return iter(self._members)
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence that is not in the queue."""
+        assert sequence not in self._members, f"{sequence.key} waits already"
+        self._pushes += 1
+        self._members[sequence] = self._pushes
+        heapq.heappush(self._entries, (rank_of(sequence, self._policy), self._pushes, sequence))
+
+    def peek(self) -> Sequence | None:
+        """Return the first sequence, None when the queue is empty."""
+        while self._entries:
+            _, push, sequence = self._entries[0]
+            if self._members.get(sequence) == push:
+                return sequence
+            heapq.heappop(self._entries)
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is."""
+        del self._members[sequence]
+        if len(self._entries) > _MIN_ENTRIES_TO_COMPACT + 2 * len(self._members):
+            self._entries = [
+                entry for entry in self._entries if self._members.get(entry[2]) == entry[1]
+            ]
+            heapq.heapify(self._entries)
