@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numpy_sampling_ops import NumpySamplingOps
 
+from support.numpy_sampling_ops import NumpySamplingOps
 from twinfire.engine.noise import bits_reaching, gumbel, noise_bits, noise_key
 from twinfire.engine.sampler import Sampler, SampleRow
 from twinfire.engine.token_history import TokenHistory
@@ -57,9 +57,7 @@ def test_unrestricted_draw_is_gumbel_max_over_the_vocabulary(
 ) -> None:
     logits = random_logits(seed, spread=spread)
     sample_row = row(params(seed=seed, temperature=temperature), position=seed)
-    assert draw(logits, sample_row) == full_gumbel_draw(
-        logits[0], np.ones(VOCAB, bool), sample_row
-    )
+    assert draw(logits, sample_row) == full_gumbel_draw(logits[0], np.ones(VOCAB, bool), sample_row)
 
 
 def kept_by_definition(logits: np.ndarray, p: SamplingParams) -> np.ndarray:
@@ -167,7 +165,10 @@ def test_penalties_follow_their_definitions() -> None:
     logits = np.array([[2.0, -2.0, 1.0, 0.5] + [-9.0] * 4], np.float32)
     work = logits.copy()
     p = params(
-        temperature=0.0, repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5,
+        temperature=0.0,
+        repetition_penalty=2.0,
+        presence_penalty=0.25,
+        frequency_penalty=0.5,
         logprobs=0,
     )
     SAMPLER.sample(work, [row(p, prompt=[0], output=(1, 2, 2))])

@@ -22,9 +22,7 @@ def parse_with_config(
         return args
     options = _read(Path(args.config))
     from_file: list[str] = []
-    actions = {
-        option: action for action in parser._actions for option in action.option_strings
-    }
+    actions = {option: action for action in parser._actions for option in action.option_strings}
     model = options.pop("model", None)
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -49,9 +47,7 @@ def _read(path: Path) -> dict[str, object]:
         raise TwinfireError(f"{path} is not valid TOML: {error}") from None
 
 
-def _as_arguments(
-    path: str, option: str, action: argparse.Action, value: object
-) -> list[str]:
+def _as_arguments(path: str, option: str, action: argparse.Action, value: object) -> list[str]:
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise TwinfireError(f"{path}: {option[2:]} must be true or false")

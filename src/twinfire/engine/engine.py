@@ -76,7 +76,9 @@ class Engine:
         if (gateway_id, message.request_id) in self._requests:
             raise InvalidRequest(f"request {message.request_id} is already running")
         request = Request(gateway_id, message.request_id, prompt, sampling, self._clock())
-        sequence = self._sequence(request, 0, message.priority, cache_extra_key(salt=message.cache_salt))
+        sequence = self._sequence(
+            request, 0, message.priority, cache_extra_key(salt=message.cache_salt)
+        )
         self._scheduler.submit(sequence)
         self._requests[gateway_id, message.request_id] = request
         self._owners[sequence] = request
@@ -131,8 +133,8 @@ class Engine:
             kv_blocks_total=scheduler.num_blocks_total,
             step_tokens=self._last_step_tokens,
             preemptions=scheduler.num_preemptions,
-            prefix_queries=scheduler.prefix_query_tokens,
-            prefix_hits=scheduler.prefix_hit_tokens,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
         )
 
     def check_integrity(self) -> None:

@@ -54,9 +54,15 @@ Inbound = FromGateway | GatewayLost
 class LinkServer:
     """Accepts gateways; `deliver` is called on the link thread for each inbound message."""
 
-    def __init__(self, socket_path: str, deliver: Callable[[Inbound], None]) -> None:
+    def __init__(
+        self,
+        socket_path: str,
+        deliver: Callable[[Inbound], None],
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
         self._socket_path = socket_path
         self._deliver = deliver
+        self.max_unread_bytes = max_unread_bytes
         self._loop = asyncio.new_event_loop()
         self._links: dict[str, _Link] = {}
         self._greeting: Loading | Ready | Failed = Loading("starting")
@@ -192,7 +198,7 @@ class _Link(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame)
-        if self.unread_bytes > MAX_UNREAD_BYTES:
+        if self.unread_bytes > self._server.max_unread_bytes:
             log.warning("dropping gateway %s: it does not read", self._gateway_id)
             self._transport.abort()
 
