@@ -121,6 +121,18 @@ def test_cancelled_choices_free_their_blocks_and_harm_nobody(
                 assert got == expected
 
 
+def test_choices_cancelled_one_by_one_before_the_prompt_is_done_free_it() -> None:
+    engine, _ = mock_engine()
+    collector = Collector(engine)
+    collector.submit(1, [1] * 60, sampling(n=3))
+    collector.step()
+    for choice in (0, 2, 1):
+        engine.cancel("g", 1, choice)
+        engine.check_integrity()
+    assert not engine.has_work
+    assert engine.load().kv_blocks_used == 0
+
+
 def test_n_choices_compute_the_prompt_once() -> None:
     prompt = [1] * 30
     for n in (1, 4):

@@ -31,7 +31,7 @@ def parse_with_config(
             known = ", ".join(sorted(key[2:] for key in actions if key.startswith("--")))
             raise TwinfireError(f"{args.config}: unknown option {name!r}; known are {known}")
         from_file += _as_arguments(args.config, option, action, value)
-    # The command line comes last, so that it wins; the file's model stands only where none is given.
+    # The command line comes last, so that it wins.
     merged = parser.parse_args([*from_file, *argv])
     if model is not None and args.model is None:
         merged.model = str(model)

@@ -1,7 +1,7 @@
 """Entry point of the `twinfire` command: finds the sub-command and runs it.
 
-Errors meant for a person end the process with one line on standard error and status 1; anything else
-is a bug and shows its traceback.
+Errors meant for a person end the process with one line on standard error and status 1; anything
+else is a bug and shows its traceback.
 """
 
 from __future__ import annotations

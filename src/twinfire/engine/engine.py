@@ -89,13 +89,14 @@ class Engine:
         request = self._requests.get((gateway_id, request_id))
         if request is None:
             return
-        cancelled = request.choices if choice == ALL_CHOICES else request.choices[choice:][:1]
-        for one in cancelled:
+        named = request.choices if choice == ALL_CHOICES else request.choices[choice:][:1]
+        for one in named:
             if one.finish_reason is None:
                 one.finish_reason = "cancelled"
-                # Before the prompt is done, choice 0's sequence computes it for the other choices.
-                if one.sequence is not None and (request.prompt_done or request.finished):
-                    self._drop(one.sequence, one)
+        # Before the prompt is done, choice 0's sequence computes it for the other choices.
+        for one in request.choices if request.finished or request.prompt_done else ():
+            if one.sequence is not None and one.finish_reason is not None:
+                self._drop(one.sequence, one)
         self._forget_if_finished(request)
 
     def cancel_gateway(self, gateway_id: str) -> None:
@@ -144,6 +145,7 @@ class Engine:
             assert not request.finished, "a finished request is still listed"
         for sequence, request in self._owners.items():
             assert request.choices[sequence.key[2]].sequence is sequence
+            assert not request.finished, "a finished request holds a sequence"
 
     def _validate(self, message: Submit, prompt_len: int, largest_id: int) -> None:
         if prompt_len == 0:
