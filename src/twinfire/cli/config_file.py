@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 from twinfire.protocol.errors import TwinfireError
 
+_NOT_IN_A_FILE = ("config", "help", "run")
 
-def parse_with_config(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequence[str]
-) -> argparse.Namespace:
-    """Return `args` with what `args.config` adds.
 
-    `parser` is the sub-command's own and `argv` its own arguments. TwinfireError names the file and
-    the option that is unknown or wrong.
+def set_defaults_from_file(parser: argparse.ArgumentParser, path: Path) -> None:
+    """Make what the file says the defaults of `parser`, a sub-command's own.
+
+    TwinfireError names the file and the option that is unknown or wrong.
     """
-    if args.config is None:
-        return args
-    options = _read(Path(args.config))
-    from_file: list[str] = []
-    actions = {option: action for action in parser._actions for option in action.option_strings}
-    model = options.pop("model", None)
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        action = actions.get(option)
-        if action is None or option in ("--config", "--help"):
-            known = ", ".join(sorted(key[2:] for key in actions if key.startswith("--")))
-            raise TwinfireError(f"{args.config}: unknown option {name!r}; known are {known}")
-        from_file += _as_arguments(args.config, option, action, value)
-    # The command line comes last, so that it wins.
-    merged = parser.parse_args([*from_file, *argv])
-    if model is not None and args.model is None:
-        merged.model = str(model)
-    return merged
+    actions = {
+        action.dest: action for action in parser._actions if action.dest not in _NOT_IN_A_FILE
+    }
+    for name, value in _read(path).items():
+        dest = name.replace("-", "_")
+        if dest not in actions:
+            known = ", ".join(sorted(key.replace("_", "-") for key in actions))
+            raise TwinfireError(f"{path}: unknown option {name!r}; known are {known}")
+        parser.set_defaults(**{dest: _converted(path, name, actions[dest], value)})
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -43,17 +32,30 @@ def _read(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise TwinfireError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TwinfireError(f"{path} is not valid TOML: {error}") from None
 
 
-def _as_arguments(path: str, option: str, action: argparse.Action, value: object) -> list[str]:
+def _converted(path: Path, name: str, action: argparse.Action, value: object) -> object:
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise TwinfireError(f"{path}: {option[2:]} must be true or false")
-        return [option] if value else []
-    if isinstance(value, list):
-        return [part for item in value for part in (option, str(item))]
-    if isinstance(value, dict):
-        raise TwinfireError(f"{path}: {option[2:]} must be a plain value")
-    return [option, str(value)]
+            raise TwinfireError(f"{path}: {name} must be true or false, not {value!r}")
+        return value
+    if isinstance(action.default, list):
+        values = value if isinstance(value, list) else [value]
+        return [_converted_one(path, name, action, one) for one in values]
+    return _converted_one(path, name, action, value)
+
+
+def _converted_one(path: Path, name: str, action: argparse.Action, value: object) -> object:
+    if isinstance(value, bool | list | dict):
+        raise TwinfireError(f"{path}: {name} must be a plain value, not {value!r}")
+    convert = action.type if callable(action.type) else str
+    try:
+        converted: object = convert(str(value))
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise TwinfireError(f"{path}: {name}: {error}") from None
+    if action.choices is not None and converted not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise TwinfireError(f"{path}: {name} is {value!r}; it must be one of {choices}")
+    return converted

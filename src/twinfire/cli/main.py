@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from twinfire import __version__
 from twinfire.cli import bench_command, chat_command, models_command, serve_command
+from twinfire.cli.config_file import set_defaults_from_file
 from twinfire.protocol.errors import TwinfireError
 
 
@@ -31,9 +33,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return the exit status."""
-    args = build_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
+    parser = build_parser()
+    args = parser.parse_args(argv)
     try:
+        if getattr(args, "config", None) is not None:
+            set_defaults_from_file(args.parser, Path(args.config))
+            args = parser.parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = args.run
         return run(args)
     except TwinfireError as error:
         print(f"twinfire: {error}", file=sys.stderr)

@@ -1,0 +1,188 @@
+"""The options of `twinfire serve`, checked, as one value."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from twinfire.cli.byte_size import parse_byte_size
+from twinfire.protocol.worker_config import Dtype, SchedulingPolicy
+
+DTYPE_NAMES: dict[str, Dtype] = {
+    "auto": "auto",
+    "f32": "f32",
+    "float32": "f32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f16": "f16",
+    "float16": "f16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the operator asked for; None leaves the choice to the program."""
+
+    model: str | None
+    host: str
+    port: int
+    served_model_names: tuple[str, ...]
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: int | None
+    dtype: Dtype
+    threads: int | None
+    scheduling_policy: SchedulingPolicy
+    enable_prefix_caching: bool
+    api_keys: tuple[str, ...]
+    max_logprobs: int
+    allow_request_chat_template: bool
+    vllm_metric_names: bool
+    drain_timeout_s: float
+    log_level: str
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `ServeOptions` and --config."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a model folder, a .gguf file or an alias (default: smollm2-135m)",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options")
+    _add_network_arguments(parser)
+    _add_engine_arguments(parser)
+
+
+def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    group.add_argument("--port", type=_port, default=8000, help="TCP port, 0 for any (%(default)s)")
+    group.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="public name of the model, repeatable (default: the alias or the folder's name)",
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="require this bearer token, repeatable (default: none needed)",
+    )
+    group.add_argument(
+        "--max-logprobs", type=_positive, default=20, help="alternatives per token (%(default)s)"
+    )
+    group.add_argument(
+        "--allow-request-chat-template",
+        action="store_true",
+        help="let requests bring their own chat template",
+    )
+    group.add_argument(
+        "--vllm-metric-names",
+        action="store_true",
+        help="publish every metric under the prefix vllm: too",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM (%(default)s)",
+    )
+    group.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], default="info"
+    )
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--max-model-len",
+        type=_positive,
+        metavar="TOKENS",
+        help="prompt and output together (default: the model's window)",
+    )
+    group.add_argument(
+        "--max-num-seqs", type=_positive, default=64, help="sequences at once (%(default)s)"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=_positive,
+        default=1024,
+        metavar="TOKENS",
+        help="token budget of a step (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-cache-memory",
+        type=_byte_size,
+        metavar="SIZE",
+        help="memory for the KV cache, such as 2GiB (default: a quarter of what is available)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=sorted(DTYPE_NAMES),
+        default="auto",
+        help="what the model computes in; auto is bf16 for weights of 16 bits or fewer",
+    )
+    group.add_argument(
+        "--threads", type=_positive, help="compute threads (default: the cores that are usable)"
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        choices=["fcfs", "priority"],
+        default="fcfs",
+        help="who runs first (%(default)s)",
+    )
+    group.add_argument(
+        "--no-prefix-caching", action="store_true", help="compute every prompt from its start"
+    )
+
+
+def serve_options(args: argparse.Namespace) -> ServeOptions:
+    """Return the options that were parsed."""
+    return ServeOptions(
+        model=args.model,
+        host=args.host,
+        port=args.port,
+        served_model_names=tuple(args.served_model_name),
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=max(args.max_num_batched_tokens, args.max_num_seqs),
+        kv_cache_bytes=args.kv_cache_memory,
+        dtype=DTYPE_NAMES[args.dtype],
+        threads=args.threads,
+        scheduling_policy=args.scheduling_policy,
+        enable_prefix_caching=not args.no_prefix_caching,
+        api_keys=tuple(args.api_key),
+        max_logprobs=args.max_logprobs,
+        allow_request_chat_template=args.allow_request_chat_template,
+        vllm_metric_names=args.vllm_metric_names,
+        drain_timeout_s=args.drain_timeout,
+        log_level=args.log_level,
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 65535")
+    return value
+
+
+def _byte_size(text: str) -> int:
+    try:
+        return parse_byte_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
