@@ -24,8 +24,7 @@ class PrefixCache:
 
     def extend_hashes(self, hashes: list[bytes], tokens: array[int], extra: bytes) -> None:
         """Append the hashes of the full blocks of `tokens` that `hashes` lacks."""
-        if len(tokens) // self.block_size > len(hashes):
-            self._chain.extend(hashes, tokens, extra)
+        self._chain.extend(hashes, tokens, extra)
 
     def max_hit_blocks(self, num_tokens: int) -> int:
         """Return how many leading blocks of a sequence may come from the cache."""

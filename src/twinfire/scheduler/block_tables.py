@@ -69,10 +69,10 @@ class BlockTables:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for the first `num_tokens` tokens, or return False with nothing changed."""
-        lacking = self._config.blocks_for(num_tokens) - len(sequence.block_ids)
-        if lacking <= 0:
+        num_blocks = len(sequence.block_ids)
+        if num_tokens <= num_blocks * self._config.block_size:
             return True
-        blocks = self.pool.allocate(lacking)
+        blocks = self.pool.allocate(self._config.blocks_for(num_tokens) - num_blocks)
         if blocks is None:
             return False
         sequence.block_ids += blocks
@@ -80,10 +80,11 @@ class BlockTables:
 
     def advance(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Record that KV exists for so many tokens; full blocks can be found from now on."""
-        self.extend_hashes(sequence)
-        first = sequence.num_computed_tokens // self._config.block_size
-        stop = num_computed_tokens // self._config.block_size
+        size = self._config.block_size
+        first, stop = sequence.num_computed_tokens // size, num_computed_tokens // size
         sequence.num_computed_tokens = num_computed_tokens
+        if sequence.num_tokens >= (len(sequence.block_hashes) + 1) * size:
+            self.extend_hashes(sequence)
         if stop > first and self._config.enable_prefix_cache:
             self.cache.insert(sequence.block_ids, sequence.block_hashes, first, stop)
 

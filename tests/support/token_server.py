@@ -1,0 +1,134 @@
+"""The smallest step loop over a real scheduler and the token model: submit, step, fork, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from support.token_model import TokenModel, draw, naive_tokens, token_array
+from twinfire.scheduler.scheduler import Scheduler
+from twinfire.scheduler.scheduler_config import SchedulerConfig
+from twinfire.scheduler.sequence import Sequence, Status
+from twinfire.scheduler.step_plan import StepPlan
+
+
+class TokenServer:
+    """Runs sequences to their `max_total_tokens` and checks each plan and each output."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.model = TokenModel(config.num_blocks, config.block_size)
+        self.finished: list[Sequence] = []
+        self.plans: list[StepPlan] = []
+        self._num_requests = 0
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        max_tokens: int = 1,
+        *,
+        priority: int = 0,
+        extra: bytes = b"",
+        read_prefix_cache: bool = True,
+        num_forks: int = 0,
+    ) -> Sequence:
+        """Queue a request of `1 + num_forks` choices and return choice 0."""
+        tokens = token_array(prompt)
+        self._num_requests += 1
+        sequence = Sequence(
+            key=("gateway", self._num_requests, 0),
+            tokens=tokens,
+            num_prompt_tokens=len(tokens),
+            max_total_tokens=len(tokens) + max_tokens,
+            priority=priority,
+            cache_extra=extra,
+            read_prefix_cache=read_prefix_cache,
+            num_forks=num_forks,
+        )
+        self.scheduler.submit(sequence)
+        return sequence
+
+    def step(self) -> StepPlan:
+        """Schedule, compute and commit one step."""
+        plan = self.launch()
+        self.land(plan)
+        return plan
+
+    def launch(self) -> StepPlan:
+        """Schedule a step and check the plan."""
+        plan = self.scheduler.schedule()
+        self._check(plan)
+        self.plans.append(plan)
+        return plan
+
+    def land(self, plan: StepPlan) -> None:
+        """Compute and commit a plan; fork and finish what it completes."""
+        drawn = self.model.execute(plan)
+        self.scheduler.commit(plan, drawn)
+        for sequence in drawn:
+            if sequence.status is Status.RUNNING:
+                self._fork_after_first_token(sequence)
+                self.finish_if_complete(sequence)
+
+    def run(self, max_steps: int = 1000) -> int:
+        """Step until nothing is left; return the number of steps, AssertionError beyond `max_steps`."""
+        for num_steps in range(max_steps):
+            if self.scheduler.num_unfinished == 0:
+                self.scheduler.check_integrity()
+                return num_steps
+            self.step()
+            self.scheduler.check_integrity()
+        raise AssertionError(f"{self.scheduler.num_unfinished} sequences after {max_steps} steps")
+
+    def finish_if_complete(self, sequence: Sequence) -> None:
+        """Finish a sequence that has all its tokens, and check them."""
+        if sequence.num_tokens == sequence.max_total_tokens:
+            self.scheduler.finish(sequence)
+            self.finished.append(sequence)
+            self.check_output(sequence)
+
+    def check_output(self, sequence: Sequence) -> None:
+        """Compare a sequence's tokens with those of a loop without scheduler and blocks."""
+        prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+        expected = naive_tokens(
+            prompt, sequence.key[2], sequence.num_output_tokens, sequence.cache_extra
+        )
+        assert sequence.tokens.tolist() == expected, f"{sequence.key} has wrong tokens"
+
+    def _fork_after_first_token(self, parent: Sequence) -> None:
+        first_value = self.model.last_prompt_value(parent)
+        for choice in range(1, parent.num_forks + 1):
+            child = self.child_of(parent, choice)
+            child.tokens.append(draw(first_value, choice))
+            self.scheduler.fork(parent, child)
+            self.finish_if_complete(child)
+        parent.num_forks = 0
+
+    def child_of(self, parent: Sequence, choice: int) -> Sequence:
+        """Return another choice of the parent's request, with no output yet."""
+        return Sequence(
+            key=(*parent.key[:2], choice),
+            tokens=parent.tokens[: parent.num_prompt_tokens],
+            num_prompt_tokens=parent.num_prompt_tokens,
+            max_total_tokens=parent.max_total_tokens,
+            priority=parent.priority,
+            cache_extra=parent.cache_extra,
+            read_prefix_cache=parent.read_prefix_cache,
+        )
+
+    def _check(self, plan: StepPlan) -> None:
+        planned = {piece.sequence for piece in plan.slices}
+        assert len(planned) == len(plan.slices), "a sequence is planned twice"
+        assert not planned & set(plan.preempted), "a preempted sequence is planned"
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(planned) <= self.config.max_num_seqs
+        assert plan.slices or self.scheduler.num_unfinished == 0, "no progress"
+        for piece in plan.slices:
+            sequence = piece.sequence
+            assert sequence.status is Status.RUNNING
+            assert piece.is_live
+            assert piece.num_tokens >= 1
+            assert piece.start == sequence.num_computed_tokens
+            assert piece.end <= sequence.num_tokens
+        if plan.num_tokens < self.config.max_num_batched_tokens:
+            assert self.scheduler.num_running == len(planned), "a running sequence was skipped"
