@@ -51,12 +51,16 @@ def test_extending_a_hashed_sequence_reads_only_its_new_blocks():
 
 def test_seeds_and_block_sizes_separate_chains():
     tokens = [*range(8)]
-    hashes = [hashes_of(HashChain(size, seed), tokens)[0] for size in (2, 4) for seed in (b"a", b"b")]
+    hashes = [
+        hashes_of(HashChain(size, seed), tokens)[0] for size in (2, 4) for seed in (b"a", b"b")
+    ]
     assert len(set(hashes)) == 4
 
 
 def test_a_configured_seed_gives_the_same_hashes_in_every_process():
-    assert hashes_of(HashChain(2, b"cluster"), [1, 2]) == hashes_of(HashChain(2, b"cluster"), [1, 2])
+    assert hashes_of(HashChain(2, b"cluster"), [1, 2]) == hashes_of(
+        HashChain(2, b"cluster"), [1, 2]
+    )
 
 
 def test_without_a_seed_hashes_cannot_be_predicted():

@@ -1,8 +1,8 @@
 """A model whose KV can be checked: it computes with the KV that the plan's blocks really hold.
 
-The KV of a token is a number that depends on every token before it, as in a real model. Before a slice
-is computed, all KV that it would read is compared with what its sequence's own tokens call for, so
-wrong sharing, a lost copy or a block reused too early fails at once.
+The KV of a token is a number that depends on every token before it, as in a real model. Before a
+slice is computed, all KV that it would read is compared with what its sequence's own tokens call
+for, so wrong sharing, a lost copy or a block reused too early fails at once.
 """
 
 from __future__ import annotations

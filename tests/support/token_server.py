@@ -71,8 +71,8 @@ class TokenServer:
                 self.finish_if_complete(sequence)
 
     def run(self, max_steps: int = 1000) -> int:
-        """Step until nothing is left; return the number of steps, AssertionError beyond `max_steps`."""
-        for num_steps in range(max_steps):
+        """Step until nothing is left and return how often; AssertionError beyond `max_steps`."""
+        for num_steps in range(max_steps + 1):
             if self.scheduler.num_unfinished == 0:
                 self.scheduler.check_integrity()
                 return num_steps
