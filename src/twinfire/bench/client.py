@@ -189,16 +189,19 @@ class Client:
             raise StreamFault("incomplete", "the stream ended without finish_reason and [DONE]")
 
     async def measure(
-        self, request: GenerationRequest, on_first_text: Callable[[], None] | None = None
+        self, request: GenerationRequest, on_text: Callable[[], None] | None = None
     ) -> RequestRecord:
-        """Send a request, read its answer to the end and record it; faults are recorded too."""
+        """Send a request, read its answer to the end and record it; faults are recorded too.
+
+        `on_text` is called after each piece of text.
+        """
         await self.model()
         recorder = Recorder(request, self.clock())
         try:
             async for at_s, event in self.stream(request):
                 recorder.add(event, at_s)
-                if on_first_text is not None and isinstance(event, TextDelta):
-                    on_first_text()
+                if on_text is not None and isinstance(event, TextDelta):
+                    on_text()
         except StreamFault as fault:
             return recorder.finish(self.clock(), fault)
         return recorder.finish(self.clock())

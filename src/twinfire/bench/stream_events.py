@@ -76,7 +76,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
@@ -88,7 +88,7 @@ def parse_chunk(payload: str) -> list[StreamEvent]:
         chunk = _DECODER.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise StreamFault("malformed", f"{error} in {payload[:200]!r}") from None
-    if chunk.error is not None and bytes(chunk.error) != b"null":
+    if bytes(chunk.error) != b"null":
         raise StreamFault("server_error", error_message(payload))
     if chunk.choices is None and chunk.usage is None:
         raise StreamFault("malformed", f"neither choices nor usage in {payload[:200]!r}")

@@ -152,7 +152,7 @@ class Interference:
             turn = 0
             while not long_over.is_set() or turn == 0:
                 request = requests[turn % len(requests)]
-                record = await client.measure(request, on_first_text=first_token.set)
+                record = await client.measure(request, on_text=first_token.set)
                 # A stream that fails at once must not hold back the others.
                 first_token.set()
                 records.append(record)
