@@ -1,0 +1,83 @@
+"""The application: every route of the server, over one gateway."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from twinfire.gateway.backends.backend import Backend
+from twinfire.gateway.dialects.chat import ChatCompletions
+from twinfire.gateway.dialects.completions import Completions
+from twinfire.gateway.dialects.service import Service
+from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
+from twinfire.gateway.endpoint import Endpoint, Handler
+from twinfire.gateway.errors import STATUS_TYPES, HttpError, fault_of
+from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.metrics import Metrics
+from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.settings import GatewaySettings
+
+
+def create_app(
+    settings: GatewaySettings,
+    backend: Backend,
+    model: ServedModel,
+    metrics: Metrics | None = None,
+) -> Starlette:
+    """Return the ASGI application. Call it from the event loop's thread.
+
+    `metrics` is given when something else feeds it too, such as a worker's load reports. The text
+    side and the backend's worker may still be loading: `/health` tells when they are ready.
+    """
+    gateway = Gateway(settings, backend, model, metrics or Metrics(model.names[0]))
+    app = Starlette(
+        routes=_routes(gateway),
+        exception_handlers={HTTPException: _starlette_fault},
+    )
+    # Redirects of `/v1/models/` lose the body of a POST; a 404 is clearer.
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    return app
+
+
+def gateway_of(app: Starlette) -> Gateway:
+    """Return the gateway behind an application of `create_app`."""
+    gateway = app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+def _routes(gateway: Gateway) -> list[Route]:
+    def route(path: str, method: str, handler: Handler, *, guarded: bool) -> Route:
+        return Route(path, Endpoint(gateway, handler, guarded=guarded), methods=[method])
+
+    service = Service(gateway)
+    return [
+        route("/v1/chat/completions", "POST", ChatCompletions(gateway), guarded=True),
+        route("/v1/completions", "POST", Completions(gateway), guarded=True),
+        route("/tokenize", "POST", Tokenize(gateway), guarded=True),
+        route("/detokenize", "POST", Detokenize(gateway), guarded=True),
+        route("/v1/models", "GET", service.models, guarded=True),
+        route("/v1/models/{model:path}", "GET", service.model, guarded=True),
+        route("/health", "GET", service.health, guarded=False),
+        route("/ping", "GET", service.health, guarded=False),
+        route("/version", "GET", service.version, guarded=False),
+        route("/metrics", "GET", service.metrics, guarded=False),
+        route("/openapi.json", "GET", service.openapi, guarded=False),
+    ]
+
+
+async def _starlette_fault(request: Request, error: Exception) -> Response:
+    """Give the router's own faults (no such path, wrong method) the body of all others."""
+    assert isinstance(error, HTTPException)
+    status = error.status_code if error.status_code in STATUS_TYPES else 500
+    if status == 405:
+        message = f"`{request.url.path}` does not take the method {request.method}."
+    else:
+        message = f"There is nothing at `{request.url.path}`."
+    headers = tuple((error.headers or {}).items())
+    fault = fault_of(HttpError(status, message, headers=headers))
+    return Response(fault.encode(), status, dict(fault.headers), media_type="application/json")

@@ -1,0 +1,165 @@
+"""Conversations as the model's template sees them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from twinfire.artifacts.chat_template import DEFAULT_TEMPLATE
+from twinfire.artifacts.chat_template import ChatTemplate as CompiledTemplate
+from twinfire.gateway.dialects.not_served import unserved
+from twinfire.gateway.dialects.prompts import encode_text
+from twinfire.gateway.dialects.requests import ContentPart, Message, TemplateFields
+from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.settings import GatewaySettings
+from twinfire.gateway.text.tokenizer import ChatTemplate
+from twinfire.protocol.errors import InvalidRequest, ModelError
+
+_PART_SEPARATOR = "\n"
+
+
+def check_template_fields(
+    request: TemplateFields, messages: Sequence[Message], settings: GatewaySettings
+) -> None:
+    """Refuse a conversation that cannot be rendered, whatever the template is."""
+    if not messages:
+        raise InvalidRequest("`messages` must not be empty.", "messages")
+    if request.tools is not None:
+        raise unserved("tools")
+    if request.chat_template is not None and not settings.allow_request_chat_template:
+        raise InvalidRequest(
+            "`chat_template` of a request is not allowed by this server.", "chat_template"
+        )
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequest(
+            "`continue_final_message` and `add_generation_prompt` exclude each other.",
+            "continue_final_message",
+        )
+
+
+def conversation_chars(messages: Sequence[Message]) -> int:
+    """Return about how much text there is."""
+    total = 0
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            total += len(content)
+        elif content is not None:
+            total += sum(len(part.text or "") for part in content)
+        total += 64 + 256 * len(message.tool_calls or ())
+    return total
+
+
+def render_conversation(
+    request: TemplateFields, messages: Sequence[Message], template: ChatTemplate
+) -> str:
+    """Return the prompt text. May run on a thread."""
+    variables: dict[str, object] = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    continues = bool(request.continue_final_message)
+    adds_prompt = request.add_generation_prompt
+    return template.render(
+        [template_message(message, index, template) for index, message in enumerate(messages)],
+        documents=request.documents,
+        add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+        continue_final_message=continues,
+        variables=variables,
+    )
+
+
+def conversation_ids(
+    request: TemplateFields,
+    messages: Sequence[Message],
+    model: ReadyModel,
+    *,
+    add_special_tokens: bool,
+    may_be_long: bool,
+) -> array[int]:
+    """Render and tokenise. May run on a thread."""
+    template = model.text.template
+    if request.chat_template is not None:
+        template = _compile_template(request.chat_template, model)
+    if template is None:
+        raise InvalidRequest(
+            "The model has no chat template; use /v1/completions with a prompt.", "messages"
+        )
+    return encode_text(
+        render_conversation(request, messages, template),
+        model,
+        add_special_tokens=add_special_tokens,
+        may_be_long=may_be_long,
+        param="messages",
+    )
+
+
+def template_message(message: Message, index: int, template: ChatTemplate) -> dict[str, object]:
+    """Return one message in the shape that the template reads."""
+    role: str = message.role
+    if role == "developer" and "developer" not in template.source:
+        # Templates that do not know the role would drop the instructions silently.
+        role = "system"
+    texts = content_texts(message, index)
+    rendered: dict[str, object] = {"role": role, "content": _PART_SEPARATOR.join(texts)}
+    if isinstance(message.content, list) and template.reads_content_parts:
+        rendered["content"] = [{"type": "text", "text": text} for text in texts]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            rendered[name] = value
+    if message.reasoning is not None:
+        rendered.setdefault("reasoning_content", message.reasoning)
+    if message.tool_calls:
+        rendered["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return rendered
+
+
+def message_text(message: Message, index: int) -> str:
+    """Return a message's content as one text."""
+    return _PART_SEPARATOR.join(content_texts(message, index))
+
+
+def content_texts(message: Message, index: int) -> list[str]:
+    """Return the texts of a message's content; InvalidRequest for parts that are not text."""
+    content = message.content
+    if content is None:
+        return [""]
+    if isinstance(content, str):
+        return [content]
+    return [
+        _part_text(part, f"messages[{index}].content[{position}]")
+        for position, part in enumerate(content)
+    ]
+
+
+def _compile_template(source: str, model: ReadyModel) -> ChatTemplate:
+    try:
+        return CompiledTemplate({DEFAULT_TEMPLATE: source}, model.text.tokenizer.special_tokens)
+    except ModelError as error:
+        raise InvalidRequest(str(error), "chat_template") from None
+
+
+def _part_text(part: ContentPart, param: str) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("text", "input_text", "output_text", "refusal"):
+        raise InvalidRequest(
+            f"`{param}` is of type {part.type[:80]!r}; this model takes text only.", param
+        )
+    if text is None:
+        raise InvalidRequest(f"`{param}` has no text.", param)
+    return text
+
+
+def _tool_call(call: dict[str, object]) -> dict[str, object]:
+    """Return a call with its arguments as an object, which is what templates iterate over."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        # A model's malformed call is history now; the conversation must still go on.
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,170 @@
+"""The part that both generating endpoints share: driving a generation into an answer.
+
+A dialect gives a writer; this file streams or collects through it, and counts the usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twinfire.gateway.dialects.requests import SamplingFields
+from twinfire.gateway.dialects.responses import PromptTokensDetails, Usage
+from twinfire.gateway.exchange import Exchange, is_header_safe
+from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.request_meter import RequestMeter
+from twinfire.gateway.settings import RequestLimits
+from twinfire.gateway.text.choice_text import ClientFinish, ShownToken, TextDelta
+from twinfire.gateway.text.token_logprobs import TokenLogprob
+from twinfire.gateway.text_generation import GenerationJob, PromptReady, TextGeneration
+from twinfire.protocol.errors import InvalidRequest
+
+
+@dataclass(slots=True)
+class CollectedChoice:
+    """All of one choice."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[ShownToken] = field(default_factory=list)
+    finish_reason: ClientFinish = "length"
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.pieces)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that are shown."""
+        return [token.token_id for token in self.tokens]
+
+
+@dataclass(slots=True)
+class CollectedAnswer:
+    """All of a generation."""
+
+    choices: list[CollectedChoice]
+    prompt_logprobs: list[Sequence[TokenLogprob | None] | None]
+    usage: Usage
+
+
+class StreamWriter(Protocol):
+    """Writes a dialect's server-sent events."""
+
+    def prompt_ready(self, ready: PromptReady) -> bytes:
+        """Return what opens the choices of a prompt."""
+        ...
+
+    def delta(self, delta: TextDelta) -> bytes:
+        """Return what a choice gained; empty when nobody would see a difference."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the closing usage event."""
+        ...
+
+
+def start_generation(gateway: Gateway, exchange: Exchange, job: GenerationJob) -> TextGeneration:
+    """Return the job's generation; it is submitted when it is iterated."""
+    model = gateway.model.text
+    assert model is not None, "a request was accepted before the model was ready"
+    lengths = [len(prompt) for prompt in job.prompts]
+    meter = RequestMeter(gateway.metrics, exchange.arrival_s, lengths, job.n)
+    return TextGeneration(gateway.backend, model.vocabulary, job, meter)
+
+
+async def stream(
+    exchange: Exchange, generation: TextGeneration, writer: StreamWriter, include_usage: bool
+) -> None:
+    """Answer with an event stream."""
+    exchange.allow_early_start()
+    pending = b""
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            if isinstance(event, PromptReady):
+                pending += writer.prompt_ready(event)
+                continue
+            frames = writer.delta(event)
+            if pending or frames:
+                await exchange.send_events(pending + frames)
+                pending = b""
+    if include_usage:
+        pending += writer.usage(usage_of(generation.meter))
+    await exchange.end_events(pending)
+
+
+async def collect(
+    generation: TextGeneration, num_prompts: int, num_choices: int
+) -> CollectedAnswer:
+    """Wait for everything."""
+    choices = [CollectedChoice() for _ in range(num_choices)]
+    prompt_logprobs: list[Sequence[TokenLogprob | None] | None] = [None] * num_prompts
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            if isinstance(event, PromptReady):
+                prompt_logprobs[event.prompt_index] = event.logprobs
+                continue
+            choice = choices[event.index]
+            choice.pieces.append(event.text)
+            choice.tokens.extend(event.tokens)
+            if event.finish_reason is not None:
+                choice.finish_reason = event.finish_reason
+                choice.stop_reason = event.stop_reason
+    return CollectedAnswer(choices, prompt_logprobs, usage_of(generation.meter))
+
+
+def usage_of(meter: RequestMeter) -> Usage:
+    """Return the usage of a whole request."""
+    return usage(meter.num_prompt_tokens, meter.num_output_tokens, meter.num_cached_tokens)
+
+
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
+    """Return a usage object."""
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+        completion_tokens=num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
+    )
+
+
+def wants_usage(request: SamplingFields) -> bool:
+    """Whether a stream ends with its usage; empty options do not ask for it."""
+    options = request.stream_options
+    return options is not None and options.include_usage is True
+
+
+def wants_continuous_usage(request: SamplingFields) -> bool:
+    """Whether every event carries the usage so far."""
+    options = request.stream_options
+    return wants_usage(request) and options is not None and options.continuous_usage_stats is True
+
+
+def answer_id(prefix: str, exchange: Exchange, request: SamplingFields) -> str:
+    """Return the answer's id, after the client's request id where it gave one."""
+    limit = exchange.settings.limits.max_request_id_chars
+    if request.request_id:
+        if len(request.request_id) > limit or not is_header_safe(request.request_id):
+            raise InvalidRequest(
+                f"`request_id` must be at most {limit} printable ASCII characters.", "request_id"
+            )
+        exchange.request_id = exchange.client_request_id or request.request_id
+        return prefix + request.request_id
+    return prefix + exchange.request_id
+
+
+def checked_cache_salt(request: SamplingFields, limits: RequestLimits) -> str:
+    """Return the salt of the prefix cache, "" for none."""
+    salt = request.cache_salt
+    if salt is None:
+        return ""
+    if not 0 < len(salt) <= limits.max_cache_salt_chars:
+        raise InvalidRequest(
+            f"`cache_salt` must have 1 to {limits.max_cache_salt_chars} characters, "
+            f"got {len(salt)}.",
+            "cache_salt",
+        )
+    return salt

@@ -1,0 +1,172 @@
+"""The OpenAPI description of the server, made from the structs that requests are decoded into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from twinfire import __version__
+from twinfire.gateway.dialects.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from twinfire.gateway.dialects.responses import (
+    ChatResponse,
+    CompletionResponse,
+    DetokenizeResponse,
+    HealthResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    VersionResponse,
+)
+from twinfire.gateway.errors import ErrorBody
+
+_REF_TEMPLATE = "#/components/schemas/{name}"
+_ERRORS = {
+    "400": "The request is wrong; the body says which field.",
+    "401": "The API key is missing or wrong.",
+    "404": "No such model.",
+    "413": "The body is too long.",
+    "415": "The body is not JSON.",
+    "429": "Too many requests are queued.",
+    "500": "The server failed.",
+    "503": "The server is not ready; the body says why.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    response: type[msgspec.Struct] | None
+    """None for plain text."""
+    request: type[msgspec.Struct] | None = None
+    streams: bool = False
+    guarded: bool = False
+    errors: tuple[str, ...] = ()
+
+
+_POST_ERRORS = ("400", "401", "404", "413", "415", "429", "500", "503")
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        ChatResponse,
+        ChatRequest,
+        streams=True,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Continue texts",
+        CompletionResponse,
+        CompletionRequest,
+        streams=True,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "Text to token ids",
+        TokenizeResponse,
+        TokenizeRequest,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "Token ids to text",
+        DetokenizeResponse,
+        DetokenizeRequest,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "get", "/v1/models", "List the models", ModelList, guarded=True, errors=("401", "503")
+    ),
+    Operation(
+        "get",
+        "/v1/models/{model}",
+        "Describe a model",
+        ModelCard,
+        guarded=True,
+        errors=("401", "404", "503"),
+    ),
+    Operation("get", "/health", "Whether requests are served", HealthResponse, errors=("503",)),
+    Operation("get", "/ping", "Whether requests are served", HealthResponse, errors=("503",)),
+    Operation("get", "/version", "The server's version", VersionResponse),
+    Operation("get", "/metrics", "Prometheus metrics", None),
+)
+
+
+def openapi_document() -> bytes:
+    """Return the document as JSON."""
+    structs = {
+        struct
+        for operation in OPERATIONS
+        for struct in (operation.request, operation.response)
+        if struct is not None
+    }
+    ordered = [*sorted(structs, key=lambda struct: struct.__name__), ErrorBody]
+    _, components = msgspec.json.schema_components(ordered, ref_template=_REF_TEMPLATE)
+    paths: dict[str, dict[str, object]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Twinfire", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def _describe(operation: Operation) -> dict[str, object]:
+    described: dict[str, object] = {
+        "summary": operation.summary,
+        "responses": _responses(operation),
+    }
+    if operation.request is not None:
+        described["requestBody"] = {"required": True, "content": _json(operation.request)}
+    if "{model}" in operation.path:
+        described["parameters"] = [
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if operation.guarded:
+        # The empty alternative: a server without keys asks for none.
+        described["security"] = [{"key": []}, {}]
+    return described
+
+
+def _responses(operation: Operation) -> dict[str, object]:
+    if operation.response is None:
+        content: dict[str, object] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = _json(operation.response)
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, object] = {"200": {"description": "Done.", "content": content}}
+    for status in operation.errors:
+        responses[status] = {"description": _ERRORS[status], "content": _json(ErrorBody)}
+    return responses
+
+
+def _json(struct: type[msgspec.Struct]) -> dict[str, object]:
+    reference = _REF_TEMPLATE.format(name=struct.__name__)
+    return {"application/json": {"schema": {"$ref": reference}}}

@@ -1,0 +1,61 @@
+"""Server-sent events of the OpenAI dialects, built from parts that are encoded once per stream.
+
+A token costs one JSON encoding of its text and a few byte joins.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from twinfire.gateway.dialects.generate import usage
+from twinfire.gateway.dialects.responses import Usage
+from twinfire.gateway.request_meter import RequestMeter
+
+_ENCODER = msgspec.json.Encoder()
+encode = _ENCODER.encode
+NULL = b"null"
+
+
+class ChunkFrame:
+    """What every chunk of one stream starts and ends with."""
+
+    __slots__ = ("_continuous", "_head", "_meter", "_n", "_prompt_lengths")
+
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        kind: str,
+        created_s: int,
+        model: str,
+        fingerprint: str,
+        meter: RequestMeter,
+        prompt_lengths: list[int],
+        n: int,
+        continuous_usage: bool,
+    ) -> None:
+        common = {
+            "id": answer_id,
+            "object": kind,
+            "created": created_s,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._head = b"data: " + encode(common)[:-1] + b',"choices":['
+        self._meter = meter
+        self._prompt_lengths = prompt_lengths
+        self._n = n
+        self._continuous = continuous_usage
+
+    def chunk(self, choice: bytes, index: int, num_output_tokens: int, extra: bytes = b"") -> bytes:
+        """Return a chunk of one choice; `extra` is top-level fields, each after a comma."""
+        if self._continuous:
+            num_prompt_tokens = self._prompt_lengths[index // self._n]
+            extra += b',"usage":' + encode(
+                usage(num_prompt_tokens, num_output_tokens, self._meter.num_cached_tokens)
+            )
+        return self._head + choice + b"]" + extra + b"}\n\n"
+
+    def closing_usage(self, total: Usage) -> bytes:
+        """Return the chunk without choices that ends a stream."""
+        return self._head + b'],"usage":' + encode(total) + b"}\n\n"

@@ -1,0 +1,70 @@
+"""The ASGI application behind every route: key, content type and body checks around a handler."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+
+from starlette.types import Receive, Scope, Send
+
+from twinfire.gateway.errors import HttpError
+from twinfire.gateway.exchange import ClientGone, Exchange
+from twinfire.gateway.gateway import Gateway
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """Serves one route. `guarded` routes need a key where keys are set, and count as work."""
+
+    def __init__(self, gateway: Gateway, handler: Handler, *, guarded: bool) -> None:
+        self._gateway = gateway
+        self._handler = handler
+        self._guarded = guarded
+        self._key_digests = [sha256(key.encode()).digest() for key in gateway.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one exchange."""
+        exchange = Exchange(scope, receive, send, self._gateway.settings)
+        try:
+            if self._guarded:
+                self._check_key(exchange)
+                self._gateway.enter(exchange)
+            if scope["method"] == "POST":
+                await exchange.read_body()
+                if exchange.body:
+                    _check_content_type(exchange)
+            await exchange.run(self._handler)
+        except ClientGone:
+            return
+        except HttpError as error:
+            await exchange.fail(error)
+        finally:
+            self._gateway.leave(exchange)
+
+    def _check_key(self, exchange: Exchange) -> None:
+        if not self._key_digests:
+            return
+        scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
+        # Digests have one length, so comparing them tells nothing of the keys'.
+        digest = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise HttpError(
+                401,
+                "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
+                code="invalid_api_key",
+                headers=(("www-authenticate", "Bearer"),),
+            )
+
+
+def _check_content_type(exchange: Exchange) -> None:
+    content_type = exchange.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+    if media_type and not is_json:
+        message = f"The content type is `{media_type}`; only `application/json` is understood."
+        raise HttpError(415, message[:200])

@@ -1,0 +1,208 @@
+"""One HTTP exchange: a body read under a cap, then one JSON answer or one event stream.
+
+Knows that the client may leave at any time: whoever works for the exchange is then cancelled.
+Sends the 200 of a stream late, keeps silent streams alive, and turns any exception into the body
+that fits how far the answer got. Never looks inside bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from twinfire.gateway.errors import Fault, HttpError, fault_of
+from twinfire.gateway.settings import GatewaySettings
+
+DONE_EVENT = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+"""Read and dropped of a body that is too long: clients look for an answer only after sending."""
+_EVENT_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):  # noqa: N818 - an outcome, not a fault
+    """The client left before its request was complete."""
+
+
+class Exchange:
+    """One request and its answer. `body` is read before the handler runs."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings
+    ) -> None:
+        self.headers = Headers(scope=scope)
+        self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.arrival_s = time.monotonic()
+        self.settings = settings
+        self.body = b""
+        self.client_request_id = _header_request_id(self.headers, settings)
+        self.request_id = self.client_request_id or uuid.uuid4().hex
+        self._receive = receive
+        self._send = send
+        self._may_start_after_s: float | None = None
+        self._stream_started = False
+        self._answered = False
+        self._last_sent_s = 0.0
+        self._abort: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def read_body(self) -> None:
+        """Read the whole body; 413 when it is longer than the limit, which is never kept."""
+        limit = self.settings.limits.max_body_bytes
+        chunks: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            num_bytes += len(chunk)
+            if num_bytes <= limit:
+                chunks.append(chunk)
+            elif num_bytes > limit + _MAX_DISCARDED_BYTES:
+                raise _too_large(limit)
+            else:
+                chunks.clear()
+            if not message.get("more_body", False):
+                break
+        if num_bytes > limit:
+            raise _too_large(limit)
+        self.body = b"".join(chunks)
+
+    async def run(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
+        """Do `work`, cancelled when the client leaves or `abort` is called."""
+        task = asyncio.ensure_future(self._guarded(work))
+        watch = asyncio.ensure_future(self._client_left())
+        try:
+            while not (task.done() or watch.done() or self._abort.done()):
+                await asyncio.wait(
+                    (task, watch, self._abort),
+                    timeout=self._next_check_s(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                await self._keep_alive()
+        finally:
+            watch.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+        if self._abort.done():
+            await self.fail(self._abort.result())
+
+    def abort(self, error: Exception) -> None:
+        """Make the exchange end with `error`."""
+        if not self._abort.done():
+            self._abort.set_result(error)
+
+    async def answer(
+        self,
+        body: bytes,
+        status: int = 200,
+        headers: Iterable[tuple[str, str]] = (),
+        content_type: str = "application/json",
+    ) -> None:
+        """Send a whole answer."""
+        self._answered = True
+        raw_headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", self.request_id.encode()),
+            *((name.encode(), value.encode()) for name, value in headers),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw_headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def allow_early_start(self) -> None:
+        """Every fault of the request is found: a long wait from here on may send the 200."""
+        self._may_start_after_s = time.monotonic() + self.settings.accept_wait_s
+
+    async def send_events(self, frames: bytes) -> None:
+        """Send whole server-sent events, the 200 before the first of them."""
+        await self._start_stream()
+        self._last_sent_s = time.monotonic()
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end_events(self, frames: bytes) -> None:
+        """Send the last events and end the answer."""
+        await self._start_stream()
+        self._answered = True
+        await self._send({"type": "http.response.body", "body": frames + DONE_EVENT})
+
+    async def fail(self, error: Exception) -> None:
+        """Tell the client of `error`, as a status while that is possible, else as an event."""
+        if self._answered:
+            return
+        fault = fault_of(error)
+        if fault.is_ours:
+            log.error("request %s failed", self.request_id, exc_info=error)
+        if self._stream_started:
+            await self.end_events(error_event(fault))
+        else:
+            await self.answer(fault.encode(), fault.status, fault.headers)
+
+    async def _guarded(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
+        try:
+            await work(self)
+        except Exception as error:
+            await self.fail(error)
+
+    async def _start_stream(self) -> None:
+        if self._stream_started:
+            return
+        self._stream_started = True
+        headers = [*_EVENT_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _client_left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _next_check_s(self) -> float:
+        if self._stream_started or self._may_start_after_s is None:
+            return self.settings.keep_alive_s
+        return min(self.settings.keep_alive_s, self.settings.accept_wait_s)
+
+    async def _keep_alive(self) -> None:
+        if self._answered:
+            return
+        now = time.monotonic()
+        if not self._stream_started:
+            if self._may_start_after_s is None or now < self._may_start_after_s:
+                return
+            await self.send_events(_KEEP_ALIVE)
+        elif now - self._last_sent_s >= self.settings.keep_alive_s:
+            await self.send_events(_KEEP_ALIVE)
+
+
+def error_event(fault: Fault) -> bytes:
+    """Return a fault as a server-sent event."""
+    return b"data: " + fault.encode() + b"\n\n"
+
+
+def is_header_safe(text: str) -> bool:
+    """Whether `text` may go into a header as it is."""
+    return text.isascii() and text.isprintable()
+
+
+def _header_request_id(headers: Headers, settings: GatewaySettings) -> str | None:
+    value = headers.get("x-request-id", "")
+    if value and is_header_safe(value) and len(value) <= settings.limits.max_request_id_chars:
+        return value
+    return None
+
+
+def _too_large(limit: int) -> HttpError:
+    # Some of the body may be unread, so the connection cannot carry another request.
+    message = f"The request body is longer than the limit of {limit} bytes."
+    return HttpError(413, message, headers=(("connection", "close"),))

@@ -1,0 +1,104 @@
+"""What every handler shares: the backend, the model, the metrics and the requests in flight.
+
+Owns the threads for long texts and the drain: from `start_drain` on nothing new is taken, and what
+runs is counted until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from twinfire.gateway.backends.backend import Backend
+from twinfire.gateway.errors import HttpError, not_ready
+from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.metrics import Metrics
+from twinfire.gateway.served_model import ReadyModel, ServedModel, ready_model
+from twinfire.gateway.settings import GatewaySettings
+
+DRAINING = "the server is shutting down"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Gateway:
+    """The state behind one application. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, settings: GatewaySettings, backend: Backend, model: ServedModel, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.model = model
+        self.metrics = metrics
+        self.draining = False
+        self._exchanges: set[Exchange] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._text_threads = ThreadPoolExecutor(settings.text_threads, "twinfire-text")
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why no request can be served now, None when one can."""
+        if self.draining:
+            return DRAINING
+        return self.backend.unready_reason or self.model.unready_reason
+
+    def ready_model(self, name: str | None) -> ReadyModel:
+        """Return the model to serve a request that names `name`; 404, or 503 with the reason."""
+        backend = self.backend
+        reason = DRAINING if self.draining else backend.unready_reason
+        return ready_model(self.model, name, backend.worker_info, reason)
+
+    async def handle_text(
+        self, num_chars: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `work` on a text of `num_chars`: here when it is short, else on a thread."""
+        if num_chars <= self.settings.inline_text_chars:
+            return work(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._text_threads, lambda: work(*args, **kwargs))
+
+    def enter(self, exchange: Exchange) -> None:
+        """Count an exchange in; 503 while draining."""
+        if self.draining:
+            raise not_ready(DRAINING)
+        self._exchanges.add(exchange)
+        self._idle.clear()
+
+    def leave(self, exchange: Exchange) -> None:
+        """Count an exchange out; one that never entered is ignored."""
+        self._exchanges.discard(exchange)
+        if not self._exchanges:
+            self._idle.set()
+
+    def start_drain(self) -> None:
+        """Take nothing new from now on."""
+        self.draining = True
+
+    async def drain(self, hurry: asyncio.Event) -> bool:
+        """Wait until what runs is done, up to the limit or `hurry`; end the rest with an error.
+
+        Returns whether everything finished by itself.
+        """
+        self.start_drain()
+        idle = asyncio.create_task(self._idle.wait())
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait(
+            {idle, hurried},
+            timeout=self.settings.drain_timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurried.cancel()
+        finished = idle.done()
+        for exchange in list(self._exchanges):
+            exchange.abort(HttpError(503, DRAINING, code="shutting_down"))
+        await idle
+        return finished
+
+    def close(self) -> None:
+        """Let the text threads end."""
+        self._text_threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,99 @@
+"""Times and counts of one HTTP request, reported to the metrics as it goes.
+
+The same counts become the usage that the client sees, so that the two can never differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from twinfire.gateway.metrics import Metrics
+from twinfire.protocol.messages import PromptDone
+
+
+class RequestMeter:
+    """Counts one request. `arrival_s` is on the monotonic clock."""
+
+    def __init__(
+        self, metrics: Metrics, arrival_s: float, prompt_lengths: Sequence[int], n: int
+    ) -> None:
+        self.num_prompt_tokens = sum(prompt_lengths)
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+        self._prompt_lengths = prompt_lengths
+        self._n = n
+        num_choices = len(prompt_lengths) * n
+        self._first_token_s: list[float | None] = [None] * num_choices
+        self._last_token_s = [0.0] * num_choices
+        self._num_tokens = [0] * num_choices
+        self._prefill_s = [0.0] * len(prompt_lengths)
+
+    def submitted(self, max_tokens: int) -> None:
+        """The request goes to the worker."""
+        self._metrics.request_params_n.observe(self._n)
+        for _ in self._prompt_lengths:
+            self._metrics.request_params_max_tokens.observe(max_tokens)
+
+    def prompt_done(self, prompt_index: int, event: PromptDone) -> None:
+        """A prompt has been computed."""
+        metrics = self._metrics
+        length = self._prompt_lengths[prompt_index]
+        self.num_cached_tokens += event.cached_tokens
+        self._prefill_s[prompt_index] = event.prefill_s
+        metrics.prompt_tokens.inc(length)
+        metrics.prompt_tokens_cached.inc(event.cached_tokens)
+        metrics.request_prompt_tokens.observe(length)
+        metrics.request_computed_tokens.observe(length - event.cached_tokens)
+        metrics.queue.observe(event.queue_s)
+        metrics.prefill.observe(event.prefill_s)
+
+    def tokens(self, choice: int, num_output_tokens: int) -> None:
+        """`choice` (over all prompts) has now `num_output_tokens`."""
+        gained = num_output_tokens - self._num_tokens[choice]
+        if gained <= 0:
+            return
+        metrics = self._metrics
+        now = time.monotonic()
+        if self._first_token_s[choice] is None:
+            self._first_token_s[choice] = now
+            if choice % self._n == 0:
+                metrics.ttft.observe(now - self._arrival_s)
+        else:
+            metrics.inter_token.observe(now - self._last_token_s[choice])
+        self._last_token_s[choice] = now
+        self._num_tokens[choice] = num_output_tokens
+        self.num_output_tokens += gained
+        metrics.generation_tokens.inc(gained)
+
+    def choice_finished(self, choice: int, reason: str) -> None:
+        """`choice` ended for `reason`."""
+        metrics = self._metrics
+        now = time.monotonic()
+        num_tokens = self._num_tokens[choice]
+        first_s = self._first_token_s[choice]
+        decode_s = 0.0 if first_s is None else self._last_token_s[choice] - first_s
+        metrics.count_finished(reason)
+        metrics.request_generation_tokens.observe(num_tokens)
+        metrics.e2e.observe(now - self._arrival_s)
+        metrics.decode.observe(decode_s)
+        metrics.inference.observe(self._prefill_s[choice // self._n] + decode_s)
+        if num_tokens > 1:
+            metrics.time_per_output_token.observe(decode_s / (num_tokens - 1))
+
+    def request_finished(self) -> None:
+        """Every choice ended."""
+        for start in range(0, len(self._num_tokens), self._n):
+            longest = max(self._num_tokens[start : start + self._n])
+            self._metrics.request_max_generation_tokens.observe(longest)
+
+    def rejected(self) -> None:
+        """The worker had no room for the request."""
+        self._metrics.rejections.inc()
+
+    def aborted(self, num_unfinished: int) -> None:
+        """The client left, or the request failed, with choices still running."""
+        for _ in range(num_unfinished):
+            self._metrics.count_finished("abort")

@@ -1,0 +1,141 @@
+"""Running the application on a socket, and ending it without cutting anybody off.
+
+Asked to stop, the server answers 503 to whatever is new, lets running requests finish up to a limit,
+then closes. Asked twice, it ends them with an error at once. It installs signal handlers only when
+told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Coroutine, Generator
+from typing import TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+
+from twinfire.gateway.app import gateway_of
+from twinfire.protocol.errors import TwinfireError
+
+_BACKLOG = 2048
+_IDLE_CONNECTION_S = 75
+_CLOSE_LIMIT_S = 5
+"""For answers that are complete to reach their clients."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+T = TypeVar("T")
+
+
+class AddressUnavailable(TwinfireError):  # noqa: N818 - the field's name for this fault
+    """The server cannot listen where it was told to; the message says where and why."""
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a socket bound to (`host`, `port`), port 0 for any; AddressUnavailable otherwise."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise AddressUnavailable(f"the host '{host}' is not known: {error.strerror}") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is taken; choose another with --port"
+        else:
+            message = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise AddressUnavailable(message) from None
+    return bound
+
+
+def run_event_loop(main: Coroutine[object, object, T]) -> T:
+    """Run `main` on the fastest event loop there is, and return its result."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+class GatewayServer:
+    """One application on one bound socket, which it closes at its end."""
+
+    def __init__(self, app: Starlette, bound: socket.socket) -> None:
+        self.started = asyncio.Event()
+        """Set once connections are accepted."""
+        self._gateway = gateway_of(app)
+        self._socket = bound
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_IDLE_CONNECTION_S,
+            timeout_graceful_shutdown=_CLOSE_LIMIT_S,
+        )
+        self._uvicorn = _Uvicorn(config, self.started)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens on."""
+        host, port, *_ = self._socket.getsockname()
+        return host, port
+
+    def stop(self) -> None:
+        """Begin to drain; called again, end what still runs."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._gateway.start_drain()
+        self._stop.set()
+
+    async def serve(self, *, handle_signals: bool = False) -> None:
+        """Serve until `stop` is called, or SIGTERM or SIGINT comes; return when drained."""
+        loop = asyncio.get_running_loop()
+        if handle_signals:
+            for number in _STOP_SIGNALS:
+                loop.add_signal_handler(number, self.stop)
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self._gateway.drain(self._hurry)
+        finally:
+            stopping.cancel()
+            self._uvicorn.should_exit = True
+            await serving
+            self._gateway.close()
+            if handle_signals:
+                for number in _STOP_SIGNALS:
+                    loop.remove_signal_handler(number)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to its owner and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield

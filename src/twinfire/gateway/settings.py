@@ -1,0 +1,53 @@
+"""What an operator may choose about the HTTP side, and the limits put on a request.
+
+Plain values only: nothing here reads files, options or the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Upper bounds of what one request may ask for; a request above one is refused."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_prompts: int = 1024
+    """Prompts in one completions request."""
+    max_choices: int = 4096
+    """Prompts times n."""
+    max_logprobs: int = 20
+    """Alternatives per token, for output and prompt alike."""
+    max_stops: int = 64
+    max_stop_chars: int = 1024
+    """Length of one stop string."""
+    max_stop_token_ids: int = 1024
+    max_bad_words: int = 256
+    max_bad_word_chars: int = 256
+    max_logit_bias: int = 1024
+    max_request_id_chars: int = 256
+    max_cache_salt_chars: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Choices of the operator. Times in seconds."""
+
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens the inference paths; none needed when empty."""
+    keep_alive_s: float = 15.0
+    """A stream that has been silent for this long gets a comment line."""
+    accept_wait_s: float = 5.0
+    """How long a stream waits for the worker to take the request before its 200 is sent."""
+    drain_timeout_s: float = 30.0
+    """How long running requests may go on after the server was asked to stop."""
+    allow_request_chat_template: bool = False
+    """Whether a request may bring its own chat template."""
+    vllm_metric_names: bool = False
+    """Publish every metric under vLLM's prefix too."""
+    text_threads: int = 2
+    """Threads that render and tokenise long prompts."""
+    inline_text_chars: int = 2048
+    """Prompts up to this length are tokenised on the event loop: a thread costs more."""
+    limits: RequestLimits = field(default_factory=RequestLimits)

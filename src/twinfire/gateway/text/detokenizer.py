@@ -1,0 +1,75 @@
+"""Token ids to text, one step at a time.
+
+Works on the tokens' bytes through an incremental UTF-8 decoder, so the concatenated pieces equal
+the text decoded at once whatever way the tokens arrive. It never emits text of the prompt, never
+takes back what it emitted, and never fails on an odd id.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from twinfire.gateway.text.vocabulary import Vocabulary
+
+_TAIL_TOKENS = 16
+_MAX_PENDING_BYTES = 3
+"""Of an incomplete UTF-8 character."""
+_NEW_DECODER = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one choice, as its tokens come.
+
+    `prompt` is what the choice continues: a character that it left incomplete is completed by the
+    first output tokens.
+    """
+
+    __slots__ = (
+        "_decoder",
+        "_prompt_pending",
+        "_skip_special_tokens",
+        "_strip_space",
+        "_vocabulary",
+    )
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = _NEW_DECODER("replace")
+        tail = vocabulary.join(prompt[-_TAIL_TOKENS:], skip_special_tokens)
+        self._decoder.decode(tail[-_MAX_PENDING_BYTES:])
+        self._prompt_pending = bool(self._decoder.getstate()[0])
+        self._strip_space = vocabulary.strips_leading_space and not (
+            tail or vocabulary.join(prompt, skip_special_tokens)
+        )
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Return the text that the tokens complete."""
+        content = self._vocabulary.join(token_ids, self._skip_special_tokens)
+        if not content:
+            return ""
+        if self._prompt_pending:
+            self._prompt_pending = False
+            if not _continues_character(content):
+                # The prompt's own half character would become a U+FFFD of the output.
+                self._decoder.reset()
+        if self._strip_space:
+            self._strip_space = False
+            content = content.removeprefix(b" ")
+        return self._decoder.decode(content)
+
+    def finish(self) -> str:
+        """Return what was held back as incomplete, U+FFFD included; nothing may follow."""
+        if self._prompt_pending:
+            return ""
+        return self._decoder.decode(b"", final=True)
+
+
+def _continues_character(content: bytes) -> bool:
+    return 0x80 <= content[0] <= 0xBF

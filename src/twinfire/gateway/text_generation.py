@@ -1,0 +1,173 @@
+"""All prompts of one HTTP request, from token events of the backend to text of choices.
+
+Submits, merges what comes, applies stop strings and cancels what is no longer wanted: a choice
+whose stop string came, and everything when its consumer goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from twinfire.gateway.backends.backend import Backend, Event, Generation
+from twinfire.gateway.errors import GenerationFailed
+from twinfire.gateway.request_meter import RequestMeter
+from twinfire.gateway.text.choice_text import ChoiceText, TextDelta, TextOptions
+from twinfire.gateway.text.token_logprobs import TokenLogprob, unpack_logprobs
+from twinfire.gateway.text.vocabulary import Vocabulary
+from twinfire.protocol.errors import Overloaded, TwinfireError, WorkerLost
+from twinfire.protocol.messages import PromptDone
+from twinfire.protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """What a dialect wants computed."""
+
+    prompts: Sequence[array[int]]
+    sampling: Sequence[SamplingParams]
+    """One per prompt, alike but for bounds and drawn seeds."""
+    text: TextOptions
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self.sampling[0].n
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReady:
+    """A prompt has been computed; comes before the text of its choices."""
+
+    prompt_index: int
+    logprobs: Sequence[TokenLogprob | None] | None
+    """One per prompt token, None for the first; None when not asked for."""
+
+
+class TextGeneration:
+    """One request's text. `events` is iterated once; `meter` holds its counts at any time."""
+
+    def __init__(
+        self, backend: Backend, vocabulary: Vocabulary, job: GenerationJob, meter: RequestMeter
+    ) -> None:
+        self.meter = meter
+        self._backend = backend
+        self._job = job
+        self._choices = [
+            ChoiceText(prompt_index * job.n + choice, vocabulary, prompt, job.text)
+            for prompt_index, prompt in enumerate(job.prompts)
+            for choice in range(job.n)
+        ]
+        self._generations: list[Generation] = []
+
+    async def events(self) -> AsyncGenerator[PromptReady | TextDelta, None]:
+        """Yield until every choice has finished; leaving early cancels the rest."""
+        num_unfinished = len(self._choices)
+        try:
+            self._submit()
+            async with aclosing(_merge(self._generations)) as merged:
+                async for prompt_index, event in merged:
+                    if isinstance(event, PromptDone):
+                        yield self._prompt_ready(prompt_index, event)
+                        continue
+                    choice = self._choices[prompt_index * self._job.n + event.choice]
+                    if choice.finished:
+                        continue
+                    if event.finish_reason in ("error", "cancelled"):
+                        raise _failure(event.finish_reason)
+                    delta = choice.feed(event)
+                    self.meter.tokens(delta.index, delta.num_output_tokens)
+                    if delta.finish_reason is not None:
+                        num_unfinished -= 1
+                        self.meter.choice_finished(delta.index, delta.finish_reason)
+                        if event.finish_reason is None:
+                            self._generations[prompt_index].cancel(event.choice)
+                    yield delta
+                    if num_unfinished == 0:
+                        self.meter.request_finished()
+                        return
+            raise WorkerLost("the worker ended the request before it was complete")
+        except Overloaded:
+            self.meter.rejected()
+            raise
+        finally:
+            if num_unfinished:
+                self.meter.aborted(num_unfinished)
+            for generation in self._generations:
+                generation.cancel()
+
+    def _submit(self) -> None:
+        job = self._job
+        self.meter.submitted(job.sampling[0].max_tokens)
+        for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
+            self._generations.append(
+                self._backend.submit(
+                    prompt, sampling, priority=job.priority, cache_salt=job.cache_salt
+                )
+            )
+
+    def _prompt_ready(self, prompt_index: int, event: PromptDone) -> PromptReady:
+        self.meter.prompt_done(prompt_index, event)
+        if event.prompt_logprobs is None:
+            return PromptReady(prompt_index, None)
+        rows = unpack_logprobs(self._job.prompts[prompt_index][1:], event.prompt_logprobs)
+        return PromptReady(prompt_index, [None, *rows])
+
+
+def with_drawn_seeds(
+    sampling: SamplingParams, count: int, seed_given: bool
+) -> list[SamplingParams]:
+    """Return `count` copies, each with a seed of its own unless the client gave one."""
+    if seed_given:
+        return [sampling] * count
+    return [msgspec.structs.replace(sampling, seed=secrets.randbits(63)) for _ in range(count)]
+
+
+async def _merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Yield (index of the generation, event) as they come."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+
+    async def pump(index: int, events: AsyncIterator[Event]) -> None:
+        try:
+            async for event in events:
+                queue.put_nowait((index, event))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [
+        asyncio.create_task(pump(index, aiter(generation)))
+        for index, generation in enumerate(generations)
+    ]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(reason: str) -> TwinfireError:
+    if reason == "cancelled":
+        return WorkerLost("the worker cancelled the request")
+    return GenerationFailed("the engine failed to compute the request")
