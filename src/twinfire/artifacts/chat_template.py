@@ -2,13 +2,13 @@
 
 Owns which of a model's named templates applies and how a conversation's last message is continued.
 Whatever goes wrong while rendering is the request's fault or the template's, and becomes an
-InvalidRequest, never a crash. The template comes with the model; one that a client
-sends must not be compiled here unless the operator trusts clients.
+InvalidRequest, never a crash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import jinja2
 
@@ -48,17 +48,24 @@ class ChatTemplate:
         self._render_limit_s = render_limit_s
         self._environment = TemplateEnvironment()
         self._compiled = {name: self._compile(name, text) for name, text in templates.items()}
-        self._reads_content_parts = self._probe_content_parts()
 
     @property
     def source(self) -> str:
         """Text of the template for a conversation without tools."""
         return self._texts[self._name(with_tools=False)]
 
-    @property
+    @cached_property
     def reads_content_parts(self) -> bool:
-        """Whether a message's content may be a list of parts instead of one string."""
-        return self._reads_content_parts
+        """Whether a message's content may be a list of parts instead of one string.
+
+        Found by rendering a message in parts: a template that reads them shows the text alone.
+        """
+        parts = [{"type": "text", "text": _PROBE}]
+        try:
+            text = self.render([{"role": "user", "content": parts}])
+        except InvalidRequest:
+            return False
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
 
     def render(
         self,
@@ -122,15 +129,6 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the chat template cannot render this conversation: {problem}", param="messages"
             ) from None
-
-    def _probe_content_parts(self) -> bool:
-        """Render a message in parts: a template that reads them shows the text and no more."""
-        parts = [{"type": "text", "text": _PROBE}]
-        try:
-            text = self.render([{"role": "user", "content": parts}])
-        except InvalidRequest:
-            return False
-        return _PROBE in text and "'text'" not in text and '"text"' not in text
 
 
 def _with_mark(messages: Messages) -> Messages:

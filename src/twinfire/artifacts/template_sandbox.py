@@ -8,11 +8,11 @@ with an error instead of taking the process with it. Knows no conversation.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import jinja2
 from jinja2 import nodes
@@ -23,11 +23,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_TEXT_CHARACTERS = 64 * 1024 * 1024
-"""Longest string that a template may build."""
-MAX_INTEGER_BITS = 1024
-RENDER_LIMIT_S = 10.0
-_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
+from twinfire.artifacts.template_limits import (
+    check_length,
+    check_operation,
+    check_operator,
+    check_result,
+)
+
+RENDER_LIMIT_S = 5.0
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -47,12 +50,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         )
         self._running = threading.local()
         self.filters["tojson"] = to_json
+        self.filters = {name: _bounded_filter(name, code) for name, code in self.filters.items()}
+        # It makes text of any length out of nothing.
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def compile_bounded(self, text: str) -> jinja2.Template:
         """Compile a template whose loops, macros and joins are checked as they run."""
         tree = _BoundsInserter().visit(self.parse(text))
+        tree.set_environment(self)
         return self.template_class.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render_bounded(
@@ -64,7 +71,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         num_characters = 0
         for piece in template.generate(variables):
             num_characters += len(piece)
-            _check_length(num_characters)
+            check_length(num_characters)
             pieces.append(piece)
         return "".join(pieces)
 
@@ -77,21 +84,42 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def joined(self, *values: object) -> str:
         """Return what `a ~ b` means, within the limit."""
         texts = [str(value) for value in values]
-        _check_length(sum(map(len, texts)))
+        check_length(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Compute an intercepted operator if its result is of reasonable size."""
-        if operator == "*":
-            _check_product(left, right)
-        elif operator == "**":
-            _check_power(left, right)
-        elif operator == "+" and isinstance(left, Sequence) and isinstance(right, Sequence):
-            _check_length(len(left) + len(right))
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise SecurityError("the template formats to too great a width")
+        check_operator(operator, left, right)
         result: object = super().call_binop(context, operator, left, right)
         return result
+
+    def call(
+        self, context: Context, function: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> object:
+        """Call a function or method if its result is of reasonable size."""
+        # The sandbox wraps `str.format`; the method is behind the wrapper.
+        method = getattr(function, "__wrapped__", function)
+        subject = getattr(method, "__self__", None)
+        if isinstance(subject, str):
+            check_operation(method.__name__, subject, (*args, *kwargs.values()))
+        result: object = super().call(context, function, *args, **kwargs)
+        check_result(result)
+        return result
+
+
+def _bounded_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """Return a filter that checks what it is given and what it returns."""
+    # Some filters get the environment or context first, then the value.
+    position = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def bounded(*args: object, **kwargs: object) -> object:
+        check_operation(name, args[position], (*args[position + 1 :], *kwargs.values()))
+        result = function(*args, **kwargs)
+        check_result(result)
+        return result
+
+    return bounded
 
 
 class GenerationTag(Extension):
@@ -131,29 +159,6 @@ def _environment_call(name: str, arguments: list[nodes.Expr], line: int) -> node
 
 def _method_call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Node:
     return nodes.ExprStmt(_environment_call(name, arguments, line), lineno=line)
-
-
-def _check_length(num_items: int) -> None:
-    if num_items > MAX_TEXT_CHARACTERS:
-        raise SecurityError(f"the template builds more than {MAX_TEXT_CHARACTERS} characters")
-
-
-def _check_product(left: object, right: object) -> None:
-    for value, count in ((left, right), (right, left)):
-        if isinstance(value, str | list | tuple) and isinstance(count, int):
-            _check_length(len(value) * max(count, 0))
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(left: object, right: object) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
-
-
-def _check_bits(num_bits: int) -> None:
-    if num_bits > MAX_INTEGER_BITS:
-        raise SecurityError("the template computes with too large a number")
 
 
 def to_json(
