@@ -43,7 +43,7 @@ def test_chunks_become_events(payload, events):
         ("{not json", "malformed", "not json"),
         ('{"hello":1}', "malformed", "neither choices nor usage"),
         ('{"choices":[{"delta":{"content":7}}]}', "malformed", "content"),
-        ("[" * 100_000, "malformed", ""),
+        ('{"choices":[{"delta":' * 100_000, "malformed", "recursion"),
     ],
 )
 def test_faults_are_named(payload, kind, message):

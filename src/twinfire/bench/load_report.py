@@ -20,7 +20,7 @@ from twinfire.bench.load_metrics import (
     ttft_ms,
 )
 from twinfire.bench.machine import Machine
-from twinfire.bench.request import JsonValue
+from twinfire.bench.parameters import Parameter
 from twinfire.bench.workloads import Phase
 
 
@@ -55,7 +55,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     """A whole run."""
 
     scenario: str
-    parameters: dict[str, JsonValue]
+    parameters: dict[str, Parameter]
     url: str
     api: str
     model: str

@@ -19,10 +19,10 @@ from twinfire.bench.client import Client, ServerUnusable
 from twinfire.bench.load_metrics import Objectives
 from twinfire.bench.load_report import LoadReport, phase_reports, reading_notes
 from twinfire.bench.machine import describe_machine
-from twinfire.bench.parameters import Scenario
+from twinfire.bench.parameters import Parameter, Scenario
 from twinfire.bench.prompt_builder import PromptBuilder
 from twinfire.bench.prompt_source import PromptSource, library_paragraphs, paragraphs_of
-from twinfire.bench.request import JsonValue, user_request
+from twinfire.bench.request import user_request
 from twinfire.bench.request_record import RequestRecord
 from twinfire.bench.scenarios import Built, build_scenario
 from twinfire.bench.target import Target
@@ -125,17 +125,17 @@ async def run_scenario(
         return await run_built(client, scenario, built, options, on_record)
 
 
-def parameters_of(scenario: Scenario) -> dict[str, JsonValue]:
+def parameters_of(scenario: Scenario) -> dict[str, Parameter]:
     """Return the scenario's parameters for the JSON file."""
     names = [field.name for field in dataclasses.fields(scenario)]
-    return {name: _json_value(getattr(scenario, name)) for name in names if name != "name"}
+    return {name: _plain(getattr(scenario, name)) for name in names if name != "name"}
 
 
-def _json_value(value: object) -> JsonValue:
+def _plain(value: object) -> Parameter:
     if isinstance(value, Path):
         return value.name
     if isinstance(value, tuple):
-        return [_json_value(item) for item in value]
+        return [float(item) for item in value]
     assert value is None or isinstance(value, bool | int | float | str), "a parameter is plain"
     return value
 

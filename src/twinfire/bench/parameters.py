@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+Parameter: TypeAlias = bool | int | float | str | list[float] | None
+"""A parameter's value as a result file holds it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:

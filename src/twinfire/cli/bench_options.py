@@ -192,9 +192,10 @@ def _add_common_options(parser: argparse.ArgumentParser, *, suppress_defaults: b
 
 def _json_object(text: str) -> dict[str, JsonValue]:
     try:
-        return msgspec.json.decode(text, type=dict[str, JsonValue])
+        value: dict[str, JsonValue] = msgspec.json.decode(text, type=dict)
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"not a JSON object: {error}") from None
+    return value
 
 
 def load_target(args: argparse.Namespace) -> Target:
