@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.cli.byte_size import parse_byte_size
 from twinfire.protocol.worker_config import Dtype, SchedulingPolicy
 
@@ -23,7 +24,7 @@ DTYPE_NAMES: dict[str, Dtype] = {
 class ServeOptions:
     """What the operator asked for; None leaves the choice to the program."""
 
-    model: str | None
+    model: str
     host: str
     port: int
     served_model_names: tuple[str, ...]
@@ -49,7 +50,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a model folder, a .gguf file or an alias (default: smollm2-135m)",
+        default=DEFAULT_ALIAS,
+        help="a model folder, a .gguf file or an alias (default: %(default)s)",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options")
     _add_network_arguments(parser)
@@ -94,9 +96,7 @@ def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after SIGTERM (%(default)s)",
     )
-    group.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], default="info"
-    )
+    group.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:

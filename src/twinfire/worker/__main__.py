@@ -7,6 +7,7 @@ input closes, on SIGTERM (both after what runs has finished), or when it cannot 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
 import sys
@@ -29,6 +30,8 @@ log = logging.getLogger("twinfire.worker")
 
 def main() -> int:
     """Run the worker and return its exit status."""
+    # Threads that spin at a barrier starve the gateway of the core that the others wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         config = decode_worker_config(sys.argv[1])

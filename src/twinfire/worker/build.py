@@ -36,10 +36,10 @@ def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, 
     dtype = _dtype(config, checkpoint)
     progress("importing torch", 0, 0)
     # torch takes seconds to import; everything that can fail before it has failed by now.
-    from twinfire.engine.torch_runner import TorchRunner
-    from twinfire.kernels.torch.sampling_ops import TorchSamplingOps
+    from twinfire.engine.torch_runner import load_torch_runner
+    from twinfire.kernels.torch.sampling import TorchSamplingOps
 
-    runner = TorchRunner.load(
+    runner = load_torch_runner(
         checkpoint.config,
         checkpoint.weights,
         dtype=dtype,

@@ -53,10 +53,9 @@ class LocalWorker:
         self,
         config: WorkerConfig,
         on_state: Callable[[State], None] = _ignore_state,
-        on_load: Callable[[Load], None] = _ignore_load,
     ) -> None:
         self._on_state = on_state
-        self._on_load = on_load
+        self._on_load: Callable[[Load], None] = _ignore_load
         self._folder = tempfile.TemporaryDirectory(prefix="twinfire-")
         self._config = config
         self._gateway_id = uuid.uuid4().hex
@@ -106,6 +105,10 @@ class LocalWorker:
         if self._link is None or self._link.worker_info is None:
             raise WorkerLost(self.unready_reason or "no worker is ready")
         return self._link.submit(prompt, sampling, priority, cache_salt)
+
+    def report_load_to(self, on_load: Callable[[Load], None]) -> None:
+        """Call `on_load` with the load after each engine step, from now on."""
+        self._on_load = on_load
 
     async def start(self) -> None:
         """Start the worker process and return; `settled` tells when it is ready."""
@@ -204,7 +207,12 @@ class LocalWorker:
                 await asyncio.sleep(CONNECT_POLL_S)
 
     def _new_link(self) -> WorkerLink:
-        return WorkerLink(self._gateway_id, self._set_state, self._on_load, self._link_closed.set)
+        return WorkerLink(
+            self._gateway_id,
+            on_state=self._set_state,
+            on_load=lambda load: self._on_load(load),
+            on_closed=self._link_closed.set,
+        )
 
     def _set_state(self, state: State) -> None:
         self._state = state

@@ -1,0 +1,119 @@
+"""`twinfire serve`: a gateway and one worker, as two processes.
+
+Binds the port first, so that a taken one is told at once, and starts the worker before it imports
+the gateway's own libraries, so that both load at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import time
+
+from rich.console import Console
+
+from twinfire.artifacts.checkpoint import open_checkpoint
+from twinfire.artifacts.model_store import ResolvedModel, resolve_model
+from twinfire.cli.load_progress import LoadProgressBar
+from twinfire.cli.pull_progress import pull_progress
+from twinfire.cli.ready_message import base_url, ready_message
+from twinfire.cli.serve_options import ServeOptions, add_serve_arguments, serve_options
+from twinfire.gateway.backends.local_worker import LocalWorker
+from twinfire.gateway.settings import GatewaySettings, RequestLimits
+from twinfire.protocol.errors import TwinfireError
+from twinfire.protocol.worker_config import WorkerConfig
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve one model: a gateway and one worker, as two processes.",
+    )
+    add_serve_arguments(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. TwinfireError says why it could not start."""
+    from twinfire.gateway.server import bind_socket, run_event_loop
+
+    options = serve_options(args)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    with pull_progress(options.model) as report:
+        resolved = resolve_model(options.model, on_progress=report)
+    # Faults of the model's files are told before anything is started.
+    open_checkpoint(resolved.path)
+    bound = bind_socket(options.host, options.port)
+    run_event_loop(_serve(options, resolved, bound))
+    return 0
+
+
+async def _serve(options: ServeOptions, resolved: ResolvedModel, bound: socket.socket) -> None:
+    started_s = time.monotonic()
+    console = Console(stderr=True)
+    progress = LoadProgressBar(console)
+    worker = LocalWorker(_worker_config(options, resolved), on_state=progress.update)
+    await worker.start()
+    # Imported while the worker imports its own.
+    from twinfire.gateway.app import create_app
+    from twinfire.gateway.metrics import Metrics
+    from twinfire.gateway.served_model import ServedModel
+    from twinfire.gateway.server import GatewayServer
+
+    names = options.served_model_names or (resolved.served_name,)
+    model, metrics = ServedModel(names), Metrics(names[0])
+    worker.report_load_to(metrics.observe_load)
+    server = GatewayServer(create_app(_gateway_settings(options), worker, model, metrics), bound)
+
+    async def announce() -> None:
+        await asyncio.gather(worker.settled.wait(), model.load_text(resolved.path))
+        info = worker.worker_info
+        if info is None or model.load_error is not None:
+            server.stop()
+            return
+        url = base_url(options.host, server.address[1])
+        message = ready_message(names[0], url, info, time.monotonic() - started_s)
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    announcing = asyncio.create_task(announce())
+    try:
+        await server.serve(handle_signals=True)
+    finally:
+        announcing.cancel()
+        progress.close()
+        await worker.stop()
+    failure = worker.failure or model.load_error
+    if failure is not None:
+        raise TwinfireError(failure)
+
+
+def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConfig:
+    return WorkerConfig(
+        model_path=str(resolved.path),
+        served_name=resolved.served_name,
+        socket_path="",
+        dtype=options.dtype,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_cache_bytes=options.kv_cache_bytes,
+        scheduling_policy=options.scheduling_policy,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+
+
+def _gateway_settings(options: ServeOptions) -> GatewaySettings:
+    return GatewaySettings(
+        api_keys=options.api_keys,
+        drain_timeout_s=options.drain_timeout_s,
+        allow_request_chat_template=options.allow_request_chat_template,
+        vllm_metric_names=options.vllm_metric_names,
+        limits=RequestLimits(max_logprobs=options.max_logprobs),
+    )
