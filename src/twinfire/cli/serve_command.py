@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
+    # Its own notices of start and end say nothing that ours do not.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with pull_progress(options.model) as report:
         resolved = resolve_model(options.model, on_progress=report)
     # Faults of the model's files are told before anything is started.

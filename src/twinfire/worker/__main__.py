@@ -22,6 +22,7 @@ from twinfire.worker.build import build_engine
 from twinfire.worker.link_server import LinkServer
 from twinfire.worker.worker import Drain, Inbox, Worker
 
+STDIN_FILENO = 0
 FAILURE_NOTICE_S = 5.0
 """How long a worker that cannot start waits for somebody to tell."""
 
@@ -66,7 +67,8 @@ def _serve(config: WorkerConfig, links: LinkServer, inbox: Inbox) -> int:
 
 def _watch_parent(inbox: Inbox) -> None:
     """Drain when standard input closes, which it does however the parent ends."""
-    while sys.stdin.buffer.read(1):
+    # Not through sys.stdin, whose lock a thread must not hold when the interpreter ends.
+    while os.read(STDIN_FILENO, 1):
         pass
     inbox.put(Drain())
 

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from twinfire.protocol.framing import FrameDecoder, FrameError, encode_frame, worker_side_decoder
 from twinfire.protocol.messages import (
@@ -176,8 +177,8 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A loop's transports need not derive from asyncio's; uvloop's do not.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Decode and hand over."""

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from array import array
 from collections.abc import Callable
+from typing import cast
 
 from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.protocol.errors import InvalidRequest, Overloaded, TwinfireError, WorkerLost
@@ -88,9 +89,9 @@ class WorkerLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce this gateway."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(encode_frame(Hello(PROTOCOL_VERSION, self._gateway_id)))
+        # A loop's transports need not derive from asyncio's; uvloop's do not.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(encode_frame(Hello(PROTOCOL_VERSION, self._gateway_id)))
 
     def data_received(self, data: bytes) -> None:
         """Decode and hand out; a broken frame closes the link."""
