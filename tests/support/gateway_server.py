@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from support.byte_tokenizer import EOS_ID, VOCAB_SIZE, ByteTokenizer, plain_template
 from support.scripted_backend import ScriptedBackend
-
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.gateway.app import create_app, gateway_of
 from twinfire.gateway.gateway import Gateway

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from support.byte_tokenizer import EOS_ID, VOCAB_SIZE
-
 from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.protocol.errors import TwinfireError, WorkerLost
 from twinfire.protocol.messages import (

@@ -6,16 +6,23 @@ and say why it is not ready.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 
 from twinfire import __version__
+from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.gateway.errors import not_ready, unknown_model
 from twinfire.gateway.text.tokenizer import ChatTemplate, Tokenizer
 from twinfire.gateway.text.vocabulary import Vocabulary
+from twinfire.protocol.errors import ModelError
 from twinfire.protocol.messages import WorkerInfo
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,16 @@ class ServedModel:
             return None
         return self.load_error or "loading: tokenizer"
 
+    async def load_text(self, path: Path) -> None:
+        """Load the text side of a model on a thread; `load_error` keeps what goes wrong."""
+        try:
+            self.text = await asyncio.to_thread(_read_text_side, path)
+        except ModelError as error:
+            self.load_error = str(error)
+        except Exception:
+            log.exception("the text side of %s cannot be loaded", path)
+            self.load_error = "the tokenizer cannot be loaded; the server's log says why"
+
     def require_name(self, name: str | None) -> str:
         """Return the name to answer with; 404 when `name` is not one of ours."""
         if name is None or name == "":
@@ -60,6 +77,11 @@ class ServedModel:
         if name not in self.names:
             raise unknown_model(name)
         return name
+
+
+def _read_text_side(path: Path) -> TextSide:
+    checkpoint = open_checkpoint(path)
+    return TextSide.load(checkpoint.tokenizer(), checkpoint.chat_template(), checkpoint.config)
 
 
 @dataclass(frozen=True, slots=True)

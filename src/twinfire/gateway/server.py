@@ -1,8 +1,8 @@
 """Running the application on a socket, and ending it without cutting anybody off.
 
-Asked to stop, the server answers 503 to whatever is new, lets running requests finish up to a limit,
-then closes. Asked twice, it ends them with an error at once. It installs signal handlers only when
-told to.
+Asked to stop, the server answers 503 to whatever is new, lets running requests finish up to a
+limit, then closes. Asked twice, it ends them with an error at once. Installs signal handlers only
+when told to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from typing import TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
-from twinfire.gateway.app import gateway_of
+from twinfire.gateway.app import create_app, gateway_of
+from twinfire.gateway.backends.backend import Backend
+from twinfire.gateway.metrics import Metrics
+from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import TwinfireError
 
 _BACKLOG = 2048
@@ -64,6 +68,21 @@ def run_event_loop(main: Coroutine[object, object, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+async def serve_gateway(
+    settings: GatewaySettings,
+    backend: Backend,
+    model: ServedModel,
+    bound: socket.socket,
+    metrics: Metrics | None = None,
+) -> None:
+    """Serve `model` over `backend` until a signal to stop, and drain.
+
+    The model's text side may load meanwhile (`ServedModel.load_text`).
+    """
+    server = GatewayServer(create_app(settings, backend, model, metrics), bound)
+    await server.serve(handle_signals=True)
 
 
 class GatewayServer:

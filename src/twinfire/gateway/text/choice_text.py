@@ -141,7 +141,8 @@ class ChoiceText:
         stop_reason: str | int | None = delta.stop_token_id
         if matched is not None:
             finish_reason, stop_reason = "stop", matched
-        nothing_held = matched is None and self._num_shown == self._num_seen
+        all_shown = self._num_shown == self._num_seen and not self._detokenizer.has_pending
+        nothing_held = matched is None and all_shown
         tokens = self._waiting.release(self._num_shown, everything=nothing_held)
         self.finished = finish_reason is not None
         return TextDelta(

@@ -49,6 +49,11 @@ class Detokenizer:
             tail or vocabulary.join(prompt, skip_special_tokens)
         )
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether output tokens have begun a character that is not complete."""
+        return not self._prompt_pending and bool(self._decoder.getstate()[0])
+
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that the tokens complete."""
         content = self._vocabulary.join(token_ids, self._skip_special_tokens)
