@@ -48,7 +48,7 @@ class Endpoint:
             return
         scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
         # Digests have one length, so comparing them tells nothing of the keys'.
-        digest = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        digest = sha256(key.strip().encode("latin-1")).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
         if scheme.lower() != "bearer" or not any(matches):
             raise HttpError(

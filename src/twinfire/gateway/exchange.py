@@ -21,6 +21,7 @@ from twinfire.gateway.settings import GatewaySettings
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+_SHORTEST_CHECK_S = 0.01
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Read and dropped of a body that is too long: clients look for an answer only after sending."""
 _EVENT_STREAM_HEADERS = (
@@ -169,9 +170,11 @@ class Exchange:
             pass
 
     def _next_check_s(self) -> float:
-        if self._stream_started or self._may_start_after_s is None:
+        if self._stream_started:
             return self.settings.keep_alive_s
-        return min(self.settings.keep_alive_s, self.settings.accept_wait_s)
+        if self._may_start_after_s is None:
+            return self.settings.accept_wait_s
+        return max(_SHORTEST_CHECK_S, self._may_start_after_s - time.monotonic())
 
     async def _keep_alive(self) -> None:
         if self._answered:

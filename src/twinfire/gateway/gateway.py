@@ -19,6 +19,7 @@ from twinfire.gateway.served_model import ReadyModel, ServedModel, ready_model
 from twinfire.gateway.settings import GatewaySettings
 
 DRAINING = "the server is shutting down"
+_ABORT_LIMIT_S = 2.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,7 +97,9 @@ class Gateway:
         finished = idle.done()
         for exchange in list(self._exchanges):
             exchange.abort(HttpError(503, DRAINING, code="shutting_down"))
-        await idle
+        # One whose body is still coming hears nothing of it; closing its connection ends it.
+        await asyncio.wait({idle}, timeout=_ABORT_LIMIT_S)
+        idle.cancel()
         return finished
 
     def close(self) -> None:
