@@ -24,6 +24,8 @@ DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 _CONTINUE_MARK = "\ue000CONTINUE\ue000"
 """Private-use characters, so that no conversation holds it by accident."""
+_TRIMMED = " "
+"""Follows the mark: a template that trims content drops it, and the text before is trimmed too."""
 _PROBE = "\ue000PROBE\ue000"
 
 Messages = Sequence[Mapping[str, object]]
@@ -138,14 +140,14 @@ def _with_mark(messages: Messages) -> Messages:
     final = dict(messages[-1])
     content = final.get("content")
     if isinstance(content, str):
-        final["content"] = content + _CONTINUE_MARK
+        final["content"] = content + _CONTINUE_MARK + _TRIMMED
     elif isinstance(content, Sequence) and content and isinstance(content[-1], Mapping):
         last_part = dict(content[-1])
         if not isinstance(last_part.get("text"), str):
             raise InvalidRequest(
                 "continue_final_message needs a final message that ends in text", param="messages"
             )
-        last_part["text"] += _CONTINUE_MARK
+        last_part["text"] += _CONTINUE_MARK + _TRIMMED
         final["content"] = [*content[:-1], last_part]
     else:
         raise InvalidRequest(
@@ -155,13 +157,13 @@ def _with_mark(messages: Messages) -> Messages:
 
 
 def _before_mark(text: str) -> str:
-    before, mark, _ = text.rpartition(_CONTINUE_MARK)
+    before, mark, after = text.rpartition(_CONTINUE_MARK)
     if not mark:
         raise InvalidRequest(
             "the chat template leaves out the final message, so it cannot be continued",
             param="continue_final_message",
         )
-    return before
+    return before if after.startswith(_TRIMMED) else before.rstrip()
 
 
 def named_templates(fields: Fields) -> dict[str, str]:
