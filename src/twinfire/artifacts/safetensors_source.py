@@ -176,7 +176,7 @@ def _place(
     path: Path, mapping: mmap.mmap, name: str, entry: _HeaderEntry, data_start: int
 ) -> _Placed:
     begin, end = entry.data_offsets
-    if min(begin, *entry.shape) < 0 if entry.shape else begin < 0:
+    if min(0, begin, *entry.shape) < 0:
         raise ModelError(f"{path}: tensor '{name}' has a negative size or offset")
     if end < begin or data_start + end > len(mapping):
         raise ModelError(
