@@ -1,6 +1,13 @@
 import pytest
 
-from twinfire.bench.stream_events import Finished, StreamFault, TextDelta, Usage, parse_chunk
+from twinfire.bench.stream_events import (
+    Finished,
+    StreamFault,
+    TextDelta,
+    TokenIds,
+    Usage,
+    parse_chunk,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,6 +19,10 @@ from twinfire.bench.stream_events import Finished, StreamFault, TextDelta, Usage
             [TextDelta("a")],
         ),
         ('{"choices":[{"text":"a","finish_reason":"stop"}]}', [TextDelta("a"), Finished("stop")]),
+        (
+            '{"choices":[{"text":"ab","token_ids":[5,6]}]}',
+            [TextDelta("ab"), TokenIds(2)],
+        ),
         (
             '{"choices":[{"delta":{"reasoning_content":"hm"}}]}',
             [TextDelta("hm", "reasoning")],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from types import TracebackType
 
 import aiohttp
@@ -139,7 +139,9 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[tuple[float, StreamEvent]]:
+    async def stream(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[tuple[float, StreamEvent], None]:
         """Yield (clock reading, event) as the answer arrives; StreamFault when it fails.
 
         Closing the iterator closes the connection, which tells the server to stop.

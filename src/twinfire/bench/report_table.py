@@ -39,26 +39,25 @@ def _rows_of(phases: Sequence[PhaseReport]) -> list[tuple[str, LoadMetrics]]:
 
 
 def _rates_table(phases: Sequence[PhaseReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold cyan")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold cyan")
     rows = _rows_of(phases)
     with_goodput = any(metrics.goodput_per_s is not None for _, metrics in rows)
-    columns = ["", "requests", "failed", "seconds", "prompt tok", "cached tok", "output tok"]
-    columns += ["req/s", "output tok/s", "total tok/s"]
-    columns += ["good req/s", "good %"] if with_goodput else []
+    # Short names: the table fits 80 columns, which is also what a pipe gets.
+    columns = ["", "ok", "time s", "in tok", "cached", "out tok", "req/s", "out tok/s", "all tok/s"]
+    columns += ["good/s", "good"] if with_goodput else []
     for column in columns:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, metrics in rows:
         cells = [
             name,
-            str(metrics.requests),
-            str(metrics.requests - metrics.completed),
+            f"{metrics.completed}/{metrics.requests}",
             f"{metrics.duration_s:.2f}",
             str(metrics.prompt_tokens),
             "-" if metrics.cached_tokens is None else str(metrics.cached_tokens),
             str(metrics.output_tokens),
             f"{metrics.requests_per_s:.2f}",
             f"{metrics.output_tokens_per_s:.1f}",
-            f"{metrics.total_tokens_per_s:.1f}",
+            f"{metrics.total_tokens_per_s:.0f}",
         ]
         if with_goodput:
             share = metrics.goodput_share
@@ -69,7 +68,7 @@ def _rates_table(phases: Sequence[PhaseReport]) -> Table:
 
 
 def _latency_table(phases: Sequence[PhaseReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold cyan")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold cyan")
     for column in ("", "ms", *LATENCY_COLUMNS):
         table.add_column(column, justify="left" if column in ("", "ms") else "right", no_wrap=True)
     for name, metrics in _rows_of(phases):

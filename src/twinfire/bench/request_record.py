@@ -9,7 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from twinfire.bench.request import GenerationRequest
-from twinfire.bench.stream_events import Finished, StreamEvent, StreamFault, TextDelta, Usage
+from twinfire.bench.stream_events import (
+    Finished,
+    StreamEvent,
+    StreamFault,
+    TextDelta,
+    TokenIds,
+    Usage,
+)
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -32,6 +39,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     """Token counts are the server's usage; None where it sent none."""
+    token_ids_seen: int | None = None
+    """Output token ids received, where they were asked for."""
     finish_reason: str | None = None
     error_kind: str | None = None
     error_message: str = ""
@@ -74,6 +83,7 @@ class Recorder:
         self._answer: list[str] = []
         self._last_s: float | None = None
         self._usage: Usage | None = None
+        self._token_ids_seen: int | None = None
         self._finish_reason: str | None = None
 
     def restart(self, started_s: float) -> None:
@@ -98,6 +108,8 @@ class Recorder:
             case Finished():
                 self._finish_reason = event.reason
                 self._last_s = at_s
+            case TokenIds():
+                self._token_ids_seen = (self._token_ids_seen or 0) + event.count
             case Usage():
                 self._usage = event
 
@@ -118,6 +130,7 @@ class Recorder:
             prompt_tokens=usage.prompt_tokens if usage else None,
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            token_ids_seen=self._token_ids_seen,
             finish_reason=self._finish_reason,
             error_kind=fault.kind if fault else None,
             error_message=fault.message if fault else "",

@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +24,7 @@ from twinfire.protocol.errors import TwinfireError
 READY_POLL_S = 0.02
 STOP_TIMEOUT_S = 30.0
 _TAIL_BYTES = 2000
+Result = TypeVar("Result")
 
 
 class ServerFailed(TwinfireError):  # noqa: N818 - reads as the message it carries
@@ -39,6 +41,24 @@ def url_of_command(command: Sequence[str], default: str = "http://127.0.0.1:8000
             options[name] = value if equals else (command[index + 1 : index + 2] or [""])[0]
     host = "127.0.0.1" if options["--host"] in ("0.0.0.0", "::") else options["--host"]
     return f"http://{host}:{options['--port']}"
+
+
+def run_until_signal(main: Coroutine[object, object, Result]) -> Result:
+    """Run a coroutine so that SIGTERM, like Ctrl-C, unwinds it and its servers are stopped.
+
+    KeyboardInterrupt then.
+    """
+
+    async def cancellable() -> Result:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await main
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 class ServerProcess:

@@ -48,7 +48,13 @@ class Usage(msgspec.Struct, frozen=True):
     """None where the server does not say."""
 
 
-StreamEvent = TextDelta | Finished | Usage
+class TokenIds(msgspec.Struct, frozen=True):
+    """Ids of new output tokens, from servers that were asked for them (`return_token_ids`)."""
+
+    count: int
+
+
+StreamEvent = TextDelta | Finished | Usage | TokenIds
 
 
 class _PromptDetails(msgspec.Struct):
@@ -70,6 +76,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
+    token_ids: list[int] | None = None
     finish_reason: str | None = None
 
 
@@ -117,6 +124,8 @@ def _choice_events(choice: _Choice) -> list[StreamEvent]:
             events.append(TextDelta(delta.content))
     if choice.text:
         events.append(TextDelta(choice.text))
+    if choice.token_ids:
+        events.append(TokenIds(len(choice.token_ids)))
     if choice.finish_reason is not None:
         events.append(Finished(choice.finish_reason))
     return events

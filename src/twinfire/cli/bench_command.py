@@ -141,7 +141,7 @@ def run_startup(args: argparse.Namespace) -> int:
     import msgspec
     from rich.console import Console
 
-    from twinfire.bench.server_process import url_of_command
+    from twinfire.bench.server_process import run_until_signal, url_of_command
     from twinfire.bench.startup import StartupRun, measure_startup
 
     if args.runs < 1:
@@ -153,7 +153,7 @@ def run_startup(args: argparse.Namespace) -> int:
     def on_run(run: StartupRun) -> None:
         console.print(f"first token after {run.first_token_s:.2f} s", style="dim")
 
-    report = asyncio.run(
+    report = run_until_signal(
         measure_startup(command, target, runs=args.runs, timeout_s=args.timeout, on_run=on_run)
     )
     _print_startup(console, report)

@@ -1,0 +1,271 @@
+"""Compare servers on this machine: A B A B ..., fresh processes, equal prompts, medians and ratios.
+
+    compare_peers.py --server 'twinfire=twinfire serve --port 8100' \
+                     --server 'peer=other-server --port 8102' --scenario single
+    compare_peers.py --config peers.toml
+
+Give the project first: a ratio is each other server's median over the first's. The TOML file holds
+`[[server]]` tables (name, command, and optionally url, model, version_command, extra_body) and
+`[scenario.NAME]` tables that change parameters. All prompts are made once, in the first server's
+tokens, and sent to every server alike. A run during which other processes took more than
+`--max-foreign-cpu` of the cores is thrown away and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from comparison import Comparison, Run, ServerUnderTest, markdown
+from twinfire.bench.client import Client
+from twinfire.bench.load_run import RunOptions, build_workload, new_seed, run_built, warm_up
+from twinfire.bench.machine import ForeignCpu, describe_machine, usable_cores
+from twinfire.bench.parameters import (
+    Agent,
+    Concurrent,
+    InterferenceStreams,
+    Prefix,
+    RateSweep,
+    Scenario,
+)
+from twinfire.bench.process_tree import scan_processes, tree_of
+from twinfire.bench.scenarios import Built
+from twinfire.bench.server_process import ServerProcess, run_until_signal, url_of_command
+from twinfire.bench.startup import PeakMemory
+from twinfire.bench.target import Target
+from twinfire.cli.bench_options import LONG, SINGLE
+from twinfire.protocol.errors import TwinfireError
+
+RESULTS = Path(__file__).parent / "results"
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        *(SINGLE, Concurrent(num_requests=16), LONG, InterferenceStreams()),
+        *(Agent(), Prefix(), RateSweep()),
+    )
+}
+CALM_LOOK_S = 3.0
+
+
+class TooBusy(TwinfireError):  # noqa: N818
+    """Other processes use this machine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    servers: list[ServerUnderTest]
+    scenarios: list[Scenario]
+    runs: int
+    retries: int
+    max_foreign_cpu: float
+    start_timeout_s: float
+    seed: int
+    text: Path | None
+    out: Path
+
+
+def main() -> int:
+    options = parse_options()
+    try:
+        comparison = run_until_signal(compare(options))
+    except KeyboardInterrupt:
+        return 130
+    except TwinfireError as error:
+        print(f"compare_peers: {error}", file=sys.stderr)
+        return 1
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n"
+    options.out.with_suffix(".json").write_bytes(content)
+    table = markdown(comparison)
+    options.out.with_suffix(".md").write_text(table)
+    print(table)
+    print(f"wrote {options.out}.json and .md")
+    return 0
+
+
+async def compare(options: Options) -> Comparison:
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    load_before = os.getloadavg()[0]
+    await check_calm(options.max_foreign_cpu)
+    built = await build_all(options)
+    runs: list[Run] = []
+    discarded = 0
+    for index in range(options.runs):
+        for server in options.servers:
+            for attempt in range(options.retries + 1):
+                note(f"run {index + 1} of {options.runs}: {server.name}")
+                measured = await run_server(options, server, index, built[index])
+                worst = max(run.foreign_cpu for run in measured)
+                if worst <= options.max_foreign_cpu:
+                    break
+                note(f"  thrown away: other processes took {worst:.1%} of the cores")
+                discarded += 1
+                if attempt == options.retries:
+                    raise TooBusy(
+                        f"{discarded} runs were disturbed; the last by {worst:.1%} of the cores, "
+                        f"the limit is {options.max_foreign_cpu:.1%} (--max-foreign-cpu)"
+                    )
+            runs += measured
+    return Comparison(
+        started_at=started_at,
+        ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(sys.argv),
+        machine=describe_machine(),
+        load_average_before=load_before,
+        seed=options.seed,
+        max_foreign_cpu=options.max_foreign_cpu,
+        runs_thrown_away=discarded,
+        servers=options.servers,
+        runs=runs,
+    )
+
+
+async def check_calm(max_foreign_cpu: float) -> None:
+    foreign = ForeignCpu()
+    await asyncio.sleep(CALM_LOOK_S)
+    if (share := foreign.share()) > max_foreign_cpu:
+        raise TooBusy(
+            f"other processes take {share:.1%} of the {usable_cores()} cores (load average "
+            f"{os.getloadavg()[0]:.2f}); the limit is {max_foreign_cpu:.1%} (--max-foreign-cpu)"
+        )
+
+
+async def build_all(options: Options) -> list[dict[str, Built]]:
+    """Make the prompts of every run in one throw-away process of the first server."""
+    note(f"making prompts with {options.servers[0].name}")
+    built: list[dict[str, Built]] = []
+    async with started(options, options.servers[0]) as (_, client):
+        for index in range(options.runs):
+            run_options = options_of_run(options, index)
+            scenarios = options.scenarios
+            built.append({s.name: await build_workload(client, s, run_options) for s in scenarios})
+    return built
+
+
+async def run_server(
+    options: Options, server: ServerUnderTest, index: int, built: dict[str, Built]
+) -> list[Run]:
+    runs: list[Run] = []
+    run_options = options_of_run(options, index)
+    async with started(options, server) as (process, client), PeakMemory(process.pid) as memory:
+        ready_s = time.monotonic() - process.started_s
+        await warm_up(client, run_options)
+        for scenario in options.scenarios:
+            foreign, load_average = ForeignCpu(), os.getloadavg()[0]
+            cpu_before_s, clock_s = cpu_s(process.pid), time.monotonic()
+            report = await run_built(
+                client, scenario, built[scenario.name], run_options, lambda record: None
+            )
+            elapsed_s = time.monotonic() - clock_s
+            runs.append(
+                Run(
+                    server=server.name,
+                    index=index,
+                    scenario=scenario.name,
+                    parameters=report.parameters,
+                    foreign_cpu=foreign.share(),
+                    load_average_1m=load_average,
+                    server_cores_used=(cpu_s(process.pid) - cpu_before_s) / elapsed_s,
+                    ready_s=ready_s,
+                    peak_rss_bytes=memory.peak_bytes,
+                    model=report.model,
+                    server_version=report.server_version,
+                    notes=report.notes,
+                    phases={phase.name: phase.metrics for phase in report.phases},
+                )
+            )
+    return runs
+
+
+@contextlib.asynccontextmanager
+async def started(
+    options: Options, server: ServerUnderTest
+) -> AsyncIterator[tuple[ServerProcess, Client]]:
+    with tempfile.TemporaryDirectory(prefix="compare-peers-") as folder:
+        log = Path(folder) / f"{server.name}.log"
+        command = shlex.split(server.command)
+        url = server.url or url_of_command(command)
+        target = Target(url=url, model=server.model, extra_body=server.extra_body)
+        async with ServerProcess(command, url, log) as process, Client(target) as client:
+            deadline_s = process.started_s + options.start_timeout_s
+            await process.wait_until_ready(deadline_s)
+            yield process, client
+
+
+def cpu_s(root: int) -> float:
+    return sum(process.cpu_s for process in tree_of(root, scan_processes()))
+
+
+def options_of_run(options: Options, index: int) -> RunOptions:
+    return RunOptions(seed=options.seed + index, warmup_requests=2, text=options.text)
+
+
+def note(text: str) -> None:
+    print(f"{datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+def parse_options() -> Options:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--config", type=Path, help="TOML file with servers and scenarios")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS))
+    parser.add_argument("--runs", type=int, default=3, help="runs of each server (default: 3)")
+    parser.add_argument("--retries", type=int, default=3, help="of a disturbed run (default: 3)")
+    parser.add_argument("--max-foreign-cpu", type=float, default=0.03, metavar="SHARE")
+    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, help="repeat an earlier comparison's prompts")
+    parser.add_argument("--text", type=Path, help="file or folder to take prompt text from")
+    parser.add_argument("--out", type=Path, help="result without suffix; else by date in results/")
+    args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text()) if args.config else {}
+    servers = msgspec.convert(config.get("server", []), list[ServerUnderTest])
+    servers += [named_server(parser, text) for text in args.server]
+    if len(servers) < 2:
+        parser.error("give at least two servers, by --server or --config")
+    changes = config.get("scenario", {})
+    names = args.scenario or list(changes) or ["single", "concurrent"]
+    return Options(
+        servers=[msgspec.structs.replace(server, version=version_of(server)) for server in servers],
+        scenarios=[dataclasses.replace(SCENARIOS[n], **changes.get(n, {})) for n in names],
+        runs=args.runs,
+        retries=args.retries,
+        max_foreign_cpu=args.max_foreign_cpu,
+        start_timeout_s=args.start_timeout,
+        seed=new_seed() if args.seed is None else args.seed,
+        text=args.text,
+        out=args.out or RESULTS / f"compare-{datetime.now(UTC):%Y-%m-%dT%H%M}",
+    )
+
+
+def named_server(parser: argparse.ArgumentParser, text: str) -> ServerUnderTest:
+    name, equals, command = text.partition("=")
+    if not equals or not command:
+        parser.error(f"--server {text}: NAME=COMMAND")
+    return ServerUnderTest(name=name, command=command)
+
+
+def version_of(server: ServerUnderTest) -> str | None:
+    if server.version_command is None:
+        return None
+    words = shlex.split(server.version_command)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return lines[-1] if lines else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
