@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import openai
@@ -7,10 +8,12 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from support.byte_tokenizer import EOS_ID, ByteTokenizer
-from support.gateway_server import ALIAS, MODEL, RunningGateway
+from support.byte_tokenizer import EOS_ID, ByteTokenizer, plain_template
+from support.gateway_server import ALIAS, MODEL, RunningGateway, running_gateway, tiny_config
 from support.raw_http import request
 from support.scripted_backend import say
+from twinfire.artifacts.model_config import GenerationDefaults
+from twinfire.gateway.served_model import TextSide
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -254,6 +257,42 @@ def test_absent_and_null_fields_mean_defaults(gateway: RunningGateway) -> None:
     second = gateway.backend.submitted[-1][1]
     assert first.seed != second.seed
     assert (first.temperature, first.top_p, first.top_k, first.n) == (1.0, 1.0, 0, 1)
+
+
+def test_defaults_of_the_model_apply_unless_given() -> None:
+    defaults = GenerationDefaults(temperature=0.5, top_k=9, repetition_penalty=1.25)
+    config = dataclasses.replace(tiny_config(), generation=defaults)
+    text = TextSide.load(ByteTokenizer(), plain_template(), config)
+    with running_gateway(text=text) as own:
+        for fields in ({}, {"temperature": 0, "top_k": 0, "repetition_penalty": 1}):
+            body = {"messages": USER, **fields}
+            assert request(own.server.address, "POST", "/v1/chat/completions", body).status == 200
+        drawn = [
+            (sampling.temperature, sampling.top_k, sampling.repetition_penalty)
+            for _, sampling in own.backend.submitted
+        ]
+    assert drawn == [(0.5, 9, 1.25), (0.0, 0, 1.0)]
+
+
+def test_template_that_reads_parts_gets_them() -> None:
+    template = plain_template(
+        "{% for m in messages %}{% if m.content is string %}S{{ m.content }}"
+        "{% else %}{% for part in m.content %}P{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    text = TextSide.load(ByteTokenizer(), template, tiny_config())
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    with running_gateway(text=text) as own:
+        for content in ("a", parts):
+            body: dict[str, object] = {"messages": [{"role": "user", "content": content}]}
+            assert request(own.server.address, "POST", "/v1/chat/completions", body).status == 200
+        assert [bytes(prompt.tolist()) for prompt, _ in own.backend.submitted] == [b"Sa", b"PaPb"]
+
+
+def test_model_without_a_template_takes_no_conversations() -> None:
+    with running_gateway(text=TextSide.load(ByteTokenizer(), None, tiny_config())) as own:
+        answer = request(own.server.address, "POST", "/v1/chat/completions", {"messages": USER})
+        assert answer.status == 400
+        assert "chat template" in str(answer.error()["message"])
 
 
 def test_content_parts_roles_and_history(gateway: RunningGateway, client: OpenAI) -> None:

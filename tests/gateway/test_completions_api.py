@@ -4,9 +4,9 @@ import pytest
 from openai import OpenAI
 
 from support.byte_tokenizer import BOS_ID, EOS_ID
-from support.gateway_server import MODEL, RunningGateway
+from support.gateway_server import MODEL, RunningGateway, running_gateway
 from support.raw_http import request
-from support.scripted_backend import say, scripted_logprob
+from support.scripted_backend import ScriptedBackend, say, scripted_logprob, worker_info
 
 
 def test_prompt_forms(gateway: RunningGateway, client: OpenAI) -> None:
@@ -131,6 +131,21 @@ def test_echo_with_output_counts_offsets_on(
     assert texts == ["hello"] * 2
     assert tokens == [["h", "e", "l", "l", "o", "<|eos|>"]] * 2
     assert offsets == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+def test_long_prompt_is_scored_whole() -> None:
+    with running_gateway(
+        make_backend=lambda: ScriptedBackend(worker_info=worker_info(5000))
+    ) as own:
+        prompt = [97 + index % 7 for index in range(4000)]
+        body: dict[str, object] = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}
+        plain = request(own.server.address, "POST", "/v1/completions", body).json()
+        streamed = request(
+            own.server.address, "POST", "/v1/completions", {**body, "stream": True, "seed": 1}
+        ).events()
+    for logprobs in (plain["choices"][0]["logprobs"], streamed[0]["choices"][0]["logprobs"]):  # type: ignore[index]
+        scores = logprobs["token_logprobs"][:4000]
+        assert scores == [None, *map(scripted_logprob, prompt[1:])]
 
 
 def test_same_prompt_logprobs_twice(gateway: RunningGateway) -> None:

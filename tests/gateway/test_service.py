@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import signal
 import socket
 import threading
 
@@ -13,9 +16,11 @@ from support.gateway_server import ALIAS, MODEL, RunningGateway, byte_text_side,
 from support.raw_http import open_post, read_until, request
 from support.scripted_backend import ScriptedBackend, say, worker_info
 from twinfire import __version__
+from twinfire.gateway.app import create_app
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.metrics import Metrics
-from twinfire.gateway.server import AddressUnavailable, bind_socket
+from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.server import AddressUnavailable, GatewayServer, bind_socket
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import Overloaded
 from twinfire.protocol.messages import Load
@@ -201,3 +206,39 @@ def test_requests_of_many_threads() -> None:
         for thread in threads:
             thread.join(30)
     assert statuses == [200] * 40
+
+
+def test_drain_does_not_wait_for_a_body_that_never_comes() -> None:
+    with (
+        running_gateway(GatewaySettings(drain_timeout_s=0.05)) as gateway,
+        socket.create_connection(gateway.server.address, timeout=20) as connection,
+    ):
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
+        connection.sendall(head)
+        request(gateway.server.address, "GET", "/health")
+        gateway.stop()
+        assert read_until(connection, b"shutting_down").startswith(b"HTTP/1.1 503")
+        assert connection.recv(1000) == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_drains(number: signal.Signals) -> None:
+    async def main() -> str:
+        backend = hold(ScriptedBackend())
+        app = create_app(GatewaySettings(), backend, ServedModel((MODEL,), byte_text_side()))
+        server = GatewayServer(app, bind_socket("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(handle_signals=True))
+        await server.started.wait()
+        body = {**BODY, "stream": True}
+        asking = asyncio.create_task(asyncio.to_thread(request, server.address, "POST", CHAT, body))
+        await backend.holding.wait()
+        os.kill(os.getpid(), number)
+        health = await asyncio.to_thread(request, server.address, "GET", "/health")
+        while health.status == 200:
+            health = await asyncio.to_thread(request, server.address, "GET", "/health")
+        backend.released.set()
+        answer = await asking
+        await serving
+        return answer.body.decode()
+
+    assert asyncio.run(main()).endswith("data: [DONE]\n\n")

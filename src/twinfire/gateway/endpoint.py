@@ -9,7 +9,7 @@ from hashlib import sha256
 from starlette.types import Receive, Scope, Send
 
 from twinfire.gateway.errors import HttpError
-from twinfire.gateway.exchange import ClientGone, Exchange
+from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -27,21 +27,22 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange."""
         exchange = Exchange(scope, receive, send, self._gateway.settings)
+        reads_body = scope["method"] == "POST"
         try:
             if self._guarded:
                 self._check_key(exchange)
                 self._gateway.enter(exchange)
-            if scope["method"] == "POST":
-                await exchange.read_body()
-                if exchange.body:
-                    _check_content_type(exchange)
-            await exchange.run(self._handler)
-        except ClientGone:
-            return
+            await exchange.run(self._read_and_handle if reads_body else self._handler)
         except HttpError as error:
             await exchange.fail(error)
         finally:
             self._gateway.leave(exchange)
+
+    async def _read_and_handle(self, exchange: Exchange) -> None:
+        await exchange.read_body()
+        if exchange.body:
+            _check_content_type(exchange)
+        await self._handler(exchange)
 
     def _check_key(self, exchange: Exchange) -> None:
         if not self._key_digests:

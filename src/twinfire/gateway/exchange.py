@@ -38,7 +38,7 @@ class ClientGone(Exception):  # noqa: N818 - an outcome, not a fault
 
 
 class Exchange:
-    """One request and its answer. `body` is read before the handler runs."""
+    """One request and its answer. `body` is empty until `read_body`."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings
@@ -51,6 +51,9 @@ class Exchange:
         self.client_request_id = _header_request_id(self.headers, settings)
         self.request_id = self.client_request_id or uuid.uuid4().hex
         self._receive = receive
+        self._body_read = asyncio.Event()
+        if scope["method"] != "POST":
+            self._body_read.set()
         self._send = send
         self._may_start_after_s: float | None = None
         self._stream_started = False
@@ -80,6 +83,7 @@ class Exchange:
         if num_bytes > limit:
             raise _too_large(limit)
         self.body = b"".join(chunks)
+        self._body_read.set()
 
     async def run(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
         """Do `work`, cancelled when the client leaves or `abort` is called."""
@@ -155,6 +159,8 @@ class Exchange:
     async def _guarded(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
         try:
             await work(self)
+        except ClientGone:
+            return
         except Exception as error:
             await self.fail(error)
 
@@ -166,6 +172,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _client_left(self) -> None:
+        # Until then the messages belong to whoever reads the body.
+        await self._body_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

@@ -19,7 +19,6 @@ from twinfire.gateway.served_model import ReadyModel, ServedModel, ready_model
 from twinfire.gateway.settings import GatewaySettings
 
 DRAINING = "the server is shutting down"
-_ABORT_LIMIT_S = 2.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,10 +95,10 @@ class Gateway:
         hurried.cancel()
         finished = idle.done()
         for exchange in list(self._exchanges):
-            exchange.abort(HttpError(503, DRAINING, code="shutting_down"))
-        # One whose body is still coming hears nothing of it; closing its connection ends it.
-        await asyncio.wait({idle}, timeout=_ABORT_LIMIT_S)
-        idle.cancel()
+            exchange.abort(
+                HttpError(503, DRAINING, code="shutting_down", headers=(("connection", "close"),))
+            )
+        await idle
         return finished
 
     def close(self) -> None:

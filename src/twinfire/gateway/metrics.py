@@ -42,7 +42,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._last_load: Load | None = None
+        self._finished: dict[str, Counter] = {}
+        self._define_of_worker()
+        self._define_counts()
+        self._define_times()
+        self._define_sizes()
 
+    def _define_of_worker(self) -> None:
         self.num_running = self._gauge("num_requests_running", "Requests in the running batch")
         self.num_waiting = self._gauge("num_requests_waiting", "Requests waiting to run")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 1 is all of them")
@@ -57,6 +63,7 @@ class Metrics:
             "iteration_tokens_total", "Tokens computed in an engine step", _ITERATION_BUCKETS
         )
 
+    def _define_counts(self) -> None:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens served")
         self.prompt_tokens_cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens that came from the prefix cache"
@@ -69,8 +76,8 @@ class Metrics:
             ("model_name", "finished_reason"),
             registry=self._registry,
         )
-        self._finished: dict[str, Counter] = {}
 
+    def _define_times(self) -> None:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _TTFT_BUCKETS_S
         )
@@ -86,6 +93,7 @@ class Metrics:
         self.decode = self._latency("request_decode_time_seconds", "From first to last token")
         self.inference = self._latency("request_inference_time_seconds", "Prefill and decode")
 
+    def _define_sizes(self) -> None:
         tokens = _one_two_five(_MAX_TOKEN_BUCKET)
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request", tokens

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -24,6 +25,12 @@ from twinfire.gateway.text.vocabulary import Vocabulary
 from twinfire.protocol.errors import Overloaded, TwinfireError, WorkerLost
 from twinfire.protocol.messages import PromptDone
 from twinfire.protocol.sampling import SamplingParams
+
+_INLINE_ROWS = 1024
+"""Handling this many log-probabilities takes about a millisecond."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ class PromptReady:
     logprobs: Sequence[TokenLogprob | None] | None
     """One per prompt token, None for the first; None when not asked for."""
 
+    @property
+    def num_rows(self) -> int:
+        """How many log-probabilities there are."""
+        return 0 if self.logprobs is None else len(self.logprobs)
+
 
 class TextGeneration:
     """One request's text. `events` is iterated once; `meter` holds its counts at any time."""
@@ -76,7 +88,7 @@ class TextGeneration:
             async with aclosing(_merge(self._generations)) as merged:
                 async for prompt_index, event in merged:
                     if isinstance(event, PromptDone):
-                        yield self._prompt_ready(prompt_index, event)
+                        yield await self._prompt_ready(prompt_index, event)
                         continue
                     choice = self._choices[prompt_index * self._job.n + event.choice]
                     if choice.finished:
@@ -114,11 +126,12 @@ class TextGeneration:
                 )
             )
 
-    def _prompt_ready(self, prompt_index: int, event: PromptDone) -> PromptReady:
+    async def _prompt_ready(self, prompt_index: int, event: PromptDone) -> PromptReady:
         self.meter.prompt_done(prompt_index, event)
         if event.prompt_logprobs is None:
             return PromptReady(prompt_index, None)
-        rows = unpack_logprobs(self._job.prompts[prompt_index][1:], event.prompt_logprobs)
+        scored = self._job.prompts[prompt_index][1:]
+        rows = await off_loop(len(scored), unpack_logprobs, scored, event.prompt_logprobs)
         return PromptReady(prompt_index, [None, *rows])
 
 
@@ -129,6 +142,13 @@ def with_drawn_seeds(
     if seed_given:
         return [sampling] * count
     return [msgspec.structs.replace(sampling, seed=secrets.randbits(63)) for _ in range(count)]
+
+
+async def off_loop(num_rows: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `work` over `num_rows` log-probabilities, on a thread when they are many."""
+    if num_rows <= _INLINE_ROWS:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 async def _merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -112,7 +112,8 @@ class ChatCompletions:
             await stream(exchange, generation, writer, wants_usage(request))
         else:
             answer = await collect(generation, num_prompts=1, num_choices=job.generation.n)
-            await exchange.answer(msgspec.json.encode(_response(job, answer)))
+            body = await self._gateway.handle_text(answer.num_prompt_rows, _encoded, job, answer)
+            await exchange.answer(body)
 
     async def _prepare(
         self, request: ChatRequest, model: ReadyModel, exchange: Exchange
@@ -189,9 +190,9 @@ def _echoed(request: ChatRequest) -> str:
     return message_text(last, len(request.messages) - 1)
 
 
-def _response(job: ChatJob, answer: CollectedAnswer) -> ChatResponse:
+def _encoded(job: ChatJob, answer: CollectedAnswer) -> bytes:
     prompt_rows = answer.prompt_logprobs[0]
-    return ChatResponse(
+    response = ChatResponse(
         id=job.answer_id,
         object="chat.completion",
         created=job.created_s,
@@ -202,6 +203,7 @@ def _response(job: ChatJob, answer: CollectedAnswer) -> ChatResponse:
         prompt_logprobs=UNSET if prompt_rows is None else job.logprob_format.prompt(prompt_rows),
         prompt_token_ids=list(job.prompt) if job.request.return_token_ids else UNSET,
     )
+    return msgspec.json.encode(response)
 
 
 def _choice(job: ChatJob, index: int, choice: CollectedChoice) -> ChatChoice:

@@ -29,7 +29,6 @@ from twinfire.gateway.dialects.prompts import (
     TextOrIds,
     check_min_tokens,
     completion_prompts,
-    num_chars,
     output_bound,
     prompt_ids,
 )
@@ -107,7 +106,8 @@ class Completions:
         else:
             num_choices = len(prompts) * job.generation.n
             answer = await collect(generation, len(prompts), num_choices)
-            await exchange.answer(msgspec.json.encode(_response(job, answer)))
+            body = await self._gateway.handle_text(answer.num_prompt_rows, _encoded, job, answer)
+            await exchange.answer(body)
 
     async def _prepare(
         self, request: CompletionRequest, model: ReadyModel, exchange: Exchange
@@ -132,7 +132,7 @@ class Completions:
         cache_salt = checked_cache_salt(request, limits)
         sampling = _sampling(request, model, limits)
         ids = await self._gateway.handle_text(
-            sum(map(num_chars, prompts)), _all_prompt_ids, prompts, request, model
+            sum(map(len, prompts)), _all_prompt_ids, prompts, request, model
         )
         job = GenerationJob(
             prompts=ids,
@@ -141,13 +141,11 @@ class Completions:
             priority=request.priority or 0,
             cache_salt=cache_salt,
         )
-        skip_special = options.skip_special_tokens
         echoes = None
         if request.echo:
-            echoes = [
-                echo_prompt(prompt, prompt_ids_, model.text.vocabulary, skip_special)
-                for prompt, prompt_ids_ in zip(prompts, ids, strict=True)
-            ]
+            echoes = await self._gateway.handle_text(
+                sum(map(len, ids)), _echo_prompts, prompts, ids, model, options.skip_special_tokens
+            )
         as_ids = bool(request.return_tokens_as_token_ids)
         logprob_format = LogprobFormat(model.text.vocabulary, as_ids)
         created_s = int(time.time())
@@ -200,8 +198,20 @@ def _all_prompt_ids(
     return [prompt_ids(prompt, request, model, request.max_tokens) for prompt in prompts]
 
 
-def _response(job: CompletionJob, answer: CollectedAnswer) -> CompletionResponse:
-    return CompletionResponse(
+def _echo_prompts(
+    prompts: Sequence[TextOrIds],
+    ids: Sequence[array[int]],
+    model: ReadyModel,
+    skip_special_tokens: bool,
+) -> list[EchoedPrompt]:
+    return [
+        echo_prompt(prompt, its_ids, model.text.vocabulary, skip_special_tokens)
+        for prompt, its_ids in zip(prompts, ids, strict=True)
+    ]
+
+
+def _encoded(job: CompletionJob, answer: CollectedAnswer) -> bytes:
+    response = CompletionResponse(
         id=job.answer_id,
         object="text_completion",
         created=job.created_s,
@@ -210,6 +220,7 @@ def _response(job: CompletionJob, answer: CollectedAnswer) -> CompletionResponse
         usage=answer.usage,
         system_fingerprint=job.model.fingerprint,
     )
+    return msgspec.json.encode(response)
 
 
 def _choice(job: CompletionJob, answer: CollectedAnswer, index: int) -> CompletionChoice:

@@ -18,7 +18,12 @@ from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text.choice_text import ClientFinish, ShownToken, TextDelta
 from twinfire.gateway.text.token_logprobs import TokenLogprob
-from twinfire.gateway.text_generation import GenerationJob, PromptReady, TextGeneration
+from twinfire.gateway.text_generation import (
+    GenerationJob,
+    PromptReady,
+    TextGeneration,
+    off_loop,
+)
 from twinfire.protocol.errors import InvalidRequest
 
 
@@ -49,6 +54,11 @@ class CollectedAnswer:
     choices: list[CollectedChoice]
     prompt_logprobs: list[Sequence[TokenLogprob | None] | None]
     usage: Usage
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Prompt tokens whose log-probabilities have to be written."""
+        return sum(len(rows) for rows in self.prompt_logprobs if rows is not None)
 
 
 class StreamWriter(Protocol):
@@ -85,7 +95,7 @@ async def stream(
     async with aclosing(generation.events()) as events:
         async for event in events:
             if isinstance(event, PromptReady):
-                pending += writer.prompt_ready(event)
+                pending += await off_loop(event.num_rows, writer.prompt_ready, event)
                 continue
             frames = writer.delta(event)
             if pending or frames:

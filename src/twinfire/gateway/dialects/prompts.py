@@ -47,11 +47,6 @@ def completion_prompts(request: CompletionRequest, limits: RequestLimits) -> lis
     )
 
 
-def num_chars(prompt: TextOrIds) -> int:
-    """Return how much text there is to tokenise."""
-    return len(prompt) if isinstance(prompt, str) else 0
-
-
 def encode_text(
     text: str, model: ReadyModel, *, add_special_tokens: bool, may_be_long: bool, param: str
 ) -> array[int]:
