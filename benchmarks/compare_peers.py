@@ -38,6 +38,7 @@ from twinfire.bench.parameters import (
     Agent,
     Concurrent,
     InterferenceStreams,
+    Parameter,
     Prefix,
     RateSweep,
     Scenario,
@@ -63,6 +64,13 @@ CALM_LOOK_S = 3.0
 
 class TooBusy(TwinfireError):  # noqa: N818
     """Other processes use this machine."""
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True):
+    """The TOML file."""
+
+    server: list[ServerUnderTest] = []
+    scenario: dict[str, dict[str, Parameter]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,16 +239,14 @@ def parse_options() -> Options:
     parser.add_argument("--text", type=Path, help="file or folder to take prompt text from")
     parser.add_argument("--out", type=Path, help="result without suffix; else by date in results/")
     args = parser.parse_args()
-    config = tomllib.loads(args.config.read_text()) if args.config else {}
-    servers = msgspec.convert(config.get("server", []), list[ServerUnderTest])
-    servers += [named_server(parser, text) for text in args.server]
+    config = read_config(parser, args.config)
+    servers = [*config.server, *(named_server(parser, text) for text in args.server)]
     if len(servers) < 2:
         parser.error("give at least two servers, by --server or --config")
-    changes = config.get("scenario", {})
-    names = args.scenario or list(changes) or ["single", "concurrent"]
+    names = args.scenario or list(config.scenario) or ["single", "concurrent"]
     return Options(
         servers=[msgspec.structs.replace(server, version=version_of(server)) for server in servers],
-        scenarios=[dataclasses.replace(SCENARIOS[n], **changes.get(n, {})) for n in names],
+        scenarios=[changed(parser, name, config.scenario.get(name, {})) for name in names],
         runs=args.runs,
         retries=args.retries,
         max_foreign_cpu=args.max_foreign_cpu,
@@ -249,6 +255,25 @@ def parse_options() -> Options:
         text=args.text,
         out=args.out or RESULTS / f"compare-{datetime.now(UTC):%Y-%m-%dT%H%M}",
     )
+
+
+def read_config(parser: argparse.ArgumentParser, path: Path | None) -> Config:
+    if path is None:
+        return Config()
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), Config)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        parser.error(f"--config {path}: {error}")
+
+
+def changed(parser: argparse.ArgumentParser, name: str, changes: dict[str, Parameter]) -> Scenario:
+    if name not in SCENARIOS:
+        parser.error(f"[scenario.{name}]: there are {', '.join(SCENARIOS)}")
+    known = {field.name for field in dataclasses.fields(SCENARIOS[name])} - {"name"}
+    if unknown := set(changes) - known:
+        parser.error(f"[scenario.{name}] has no {', '.join(unknown)}; only {', '.join(known)}")
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
+    return dataclasses.replace(SCENARIOS[name], **values)  # type: ignore[arg-type]
 
 
 def named_server(parser: argparse.ArgumentParser, text: str) -> ServerUnderTest:

@@ -11,7 +11,6 @@ from twinfire.bench.load_metrics import LoadMetrics
 from twinfire.bench.machine import Machine
 from twinfire.bench.parameters import Parameter
 from twinfire.bench.report_table import markdown_table
-from twinfire.bench.request import JsonValue
 
 
 class ServerUnderTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +19,7 @@ class ServerUnderTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None
     model: str | None = None
     version_command: str | None = None
-    extra_body: dict[str, JsonValue] = {}
+    extra_body: dict[str, Parameter] = {}
     version: str | None = None
 
 

@@ -34,20 +34,29 @@ class PromptSource:
         self._paragraphs = paragraphs
         self._seed = seed
         self._random = random.Random(seed)
-        self._order: list[int] = []
+        self._num_left = len(paragraphs)
+        self._moved: dict[int, int] = {}
 
     def take(self, min_chars: int) -> str:
         """Return the next paragraphs, at least `min_chars` characters."""
         taken: list[str] = []
         num_chars = 0
         while num_chars < min_chars or not taken:
-            if not self._order:
-                self._order = list(range(len(self._paragraphs)))
-                self._random.shuffle(self._order)
-            paragraph = self._paragraphs[self._order.pop()]
+            paragraph = self._paragraphs[self._next_index()]
             taken.append(paragraph)
             num_chars += len(paragraph) + 2
         return "\n\n".join(taken)
+
+    def _next_index(self) -> int:
+        """Draw without replacement: a shuffle done only as far as it is used, for cheap forks."""
+        if not self._num_left:
+            self._num_left = len(self._paragraphs)
+            self._moved.clear()
+        place = self._random.randrange(self._num_left)
+        self._num_left -= 1
+        index = self._moved.get(place, place)
+        self._moved[place] = self._moved.get(self._num_left, self._num_left)
+        return index
 
     def fork(self, name: str) -> PromptSource:
         """Return an independent source over the same paragraphs; equal names give equal text."""

@@ -68,7 +68,7 @@ def _rates_table(phases: Sequence[PhaseReport]) -> Table:
 
 
 def _latency_table(phases: Sequence[PhaseReport]) -> Table:
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold cyan")
+    table = Table(box=None, pad_edge=False, header_style="bold cyan")
     for column in ("", "ms", *LATENCY_COLUMNS):
         table.add_column(column, justify="left" if column in ("", "ms") else "right", no_wrap=True)
     for name, metrics in _rows_of(phases):
