@@ -42,6 +42,7 @@ from twinfire.bench.parameters import (
     Prefix,
     RateSweep,
     Scenario,
+    with_parameters,
 )
 from twinfire.bench.process_tree import scan_processes, tree_of
 from twinfire.bench.scenarios import Built
@@ -272,8 +273,7 @@ def changed(parser: argparse.ArgumentParser, name: str, changes: dict[str, Param
     known = {field.name for field in dataclasses.fields(SCENARIOS[name])} - {"name"}
     if unknown := set(changes) - known:
         parser.error(f"[scenario.{name}] has no {', '.join(unknown)}; only {', '.join(known)}")
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
-    return dataclasses.replace(SCENARIOS[name], **values)  # type: ignore[arg-type]
+    return with_parameters(SCENARIOS[name], changes)
 
 
 def named_server(parser: argparse.ArgumentParser, text: str) -> ServerUnderTest:

@@ -6,6 +6,8 @@ Lengths are in tokens as the server counts them, templates included. Plain data,
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -90,3 +92,12 @@ class TraceReplay:
 
 
 Scenario: TypeAlias = Concurrent | InterferenceStreams | Agent | Prefix | RateSweep | TraceReplay
+
+
+def with_parameters(scenario: Scenario, values: Mapping[str, object]) -> Scenario:
+    """Return the scenario with some parameters replaced; lists become tuples.
+
+    Values must have been checked; TypeError for names that the scenario lacks.
+    """
+    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return dataclasses.replace(scenario, **plain)  # type: ignore[arg-type]

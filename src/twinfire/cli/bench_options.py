@@ -21,6 +21,7 @@ from twinfire.bench.parameters import (
     RateSweep,
     Scenario,
     TraceReplay,
+    with_parameters,
 )
 from twinfire.bench.request import JsonValue
 from twinfire.bench.target import DEFAULT_TIMEOUT_S, SESSION_HEADER, Target
@@ -235,6 +236,4 @@ def load_scenarios(args: argparse.Namespace) -> list[Scenario]:
     if defaults is None:
         return [SINGLE, Concurrent()]
     names = [field.name for field in dataclasses.fields(defaults) if field.name != "name"]
-    given = {name: getattr(args, name) for name in names}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return [dataclasses.replace(defaults, **values)]
+    return [with_parameters(defaults, {name: getattr(args, name) for name in names})]
