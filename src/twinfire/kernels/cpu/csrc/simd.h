@@ -1,0 +1,334 @@
+// Sixteen lanes at a time, the same names on every instruction set.
+//
+// Included by translation units that are compiled once per instruction set with TF_ISA naming their
+// namespace (avx512, avx2, portable). Kernels are written over these types only. A lane's result
+// never depends on the other lanes, and every reduction has one fixed order.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef TF_ISA
+#error "TF_ISA must name the namespace of this instruction set"
+#endif
+
+namespace tf::TF_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define TF_AVX512 1
+using F32 = __m512;
+using I32 = __m512i;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define TF_AVX2 1
+struct F32 {
+  __m256 lo, hi;
+};
+struct I32 {
+  __m256i lo, hi;
+};
+#else
+#define TF_PORTABLE 1
+struct F32 {
+  float v[kLanes];
+};
+struct I32 {
+  int32_t v[kLanes];
+};
+#endif
+
+inline float bf16_to_f32(uint16_t bits) {
+  uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// Round to nearest even; NaN stays NaN.
+inline uint16_t f32_to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40u);
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+#if defined(TF_AVX512)
+
+inline F32 zero() { return _mm512_setzero_ps(); }
+inline F32 set1(float x) { return _mm512_set1_ps(x); }
+inline F32 load(const float* p) { return _mm512_loadu_ps(p); }
+inline F32 load_first(const float* p, int n) {
+  return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
+}
+inline void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+inline void store_first(float* p, F32 x, int n) {
+  _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), x);
+}
+inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+inline F32 round_nearest(F32 x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// x * 2**n for integral n in [-126, 127].
+inline F32 scale_by_power(F32 x, F32 n) { return _mm512_scalef_ps(x, n); }
+
+inline F32 load_bf16(const uint16_t* p) {
+  __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_bf16(uint16_t* p, F32 x) {
+  __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+}
+inline F32 load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// acc[c] += a.first * b[c].first + a.second * b[c].second, b being 16 pairs of bf16.
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  __m512i av = _mm512_set1_epi32(int(a_pair));
+  __m512i bv = _mm512_loadu_si512(b);
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(av), reinterpret_cast<__m512bh>(bv));
+}
+
+inline I32 zero_i32() { return _mm512_setzero_si512(); }
+inline I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline F32 to_f32(I32 x) { return _mm512_cvtepi32_ps(x); }
+inline I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
+inline I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
+// acc[c] += sum of 4 products of unsigned a (one quad for all lanes) and signed b (16 quads).
+inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
+  return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(int(a_quad)), _mm512_loadu_si512(b));
+}
+// acc[c] += sum of 4 products of signed a (one quad for all lanes) and unsigned b (16 quads).
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+  return _mm512_dpbusd_epi32(acc, _mm512_loadu_si512(b), _mm512_set1_epi32(int(a_quad)));
+}
+
+#elif defined(TF_AVX2)
+
+inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32 x) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+inline F32 load_first(const float* p, int n) {
+  float buffer[kLanes] = {};
+  std::memcpy(buffer, p, sizeof(float) * n);
+  return load(buffer);
+}
+inline void store_first(float* p, F32 x, int n) {
+  float buffer[kLanes];
+  store(buffer, x);
+  std::memcpy(p, buffer, sizeof(float) * n);
+}
+#define TF_BOTH(name, op)                                     \
+  inline F32 name(F32 a, F32 b) { return {op(a.lo, b.lo), op(a.hi, b.hi)}; }
+TF_BOTH(add, _mm256_add_ps)
+TF_BOTH(sub, _mm256_sub_ps)
+TF_BOTH(mul, _mm256_mul_ps)
+TF_BOTH(div, _mm256_div_ps)
+TF_BOTH(max, _mm256_max_ps)
+TF_BOTH(min, _mm256_min_ps)
+#undef TF_BOTH
+inline F32 fma(F32 a, F32 b, F32 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32 round_nearest(F32 x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.lo, mode), _mm256_round_ps(x.hi, mode)};
+}
+inline __m256 scale_half(__m256 x, __m256 n) {
+  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(bits));
+}
+inline F32 scale_by_power(F32 x, F32 n) { return {scale_half(x.lo, n.lo), scale_half(x.hi, n.hi)}; }
+
+inline __m256 widen_bf16(__m128i half) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline F32 load_bf16(const uint16_t* p) {
+  return {widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_bf16(uint16_t* p, F32 x) {
+  float buffer[kLanes];
+  store(buffer, x);
+  for (int i = 0; i < kLanes; ++i) p[i] = f32_to_bf16(buffer[i]);
+}
+inline F32 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline __m256 dot_half(__m256 acc, __m256 a0, __m256 a1, __m256i b) {
+  __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
+  __m256 second = _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(int(0xffff0000u))));
+  return _mm256_fmadd_ps(a1, second, _mm256_fmadd_ps(a0, first, acc));
+}
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  __m256 a0 = _mm256_castsi256_ps(_mm256_set1_epi32(int(a_pair << 16)));
+  __m256 a1 = _mm256_castsi256_ps(_mm256_set1_epi32(int(a_pair & 0xffff0000u)));
+  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
+  return {dot_half(acc.lo, a0, a1, _mm256_loadu_si256(bv)),
+          dot_half(acc.hi, a0, a1, _mm256_loadu_si256(bv + 1))};
+}
+
+inline I32 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I32 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I32 load_i32(const int32_t* p) {
+  const __m256i* v = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+inline F32 to_f32(I32 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+inline I32 sub_i32(I32 a, I32 b) {
+  return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+}
+// Bytes are widened to 16 bits first: the saturating 8-bit multiply-add would lose products.
+inline __m256i dot_quads(__m256i acc, __m256i u, __m256i s) {
+  __m256i mask = _mm256_set1_epi16(0x00ff);
+  __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, mask),
+                                   _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+}
+inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
+  __m256i a = _mm256_set1_epi32(int(a_quad));
+  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
+  return {dot_quads(acc.lo, a, _mm256_loadu_si256(bv)),
+          dot_quads(acc.hi, a, _mm256_loadu_si256(bv + 1))};
+}
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+  __m256i a = _mm256_set1_epi32(int(a_quad));
+  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
+  return {dot_quads(acc.lo, _mm256_loadu_si256(bv), a),
+          dot_quads(acc.hi, _mm256_loadu_si256(bv + 1), a)};
+}
+
+#else  // TF_PORTABLE: plain loops, which the compiler may vectorise for its baseline.
+
+#define TF_EACH for (int i = 0; i < kLanes; ++i)
+inline F32 set1(float x) { F32 r; TF_EACH r.v[i] = x; return r; }
+inline F32 zero() { return set1(0.0f); }
+inline F32 load(const float* p) { F32 r; TF_EACH r.v[i] = p[i]; return r; }
+inline void store(float* p, F32 x) { TF_EACH p[i] = x.v[i]; }
+inline F32 load_first(const float* p, int n) {
+  F32 r = zero();
+  for (int i = 0; i < n; ++i) r.v[i] = p[i];
+  return r;
+}
+inline void store_first(float* p, F32 x, int n) { for (int i = 0; i < n; ++i) p[i] = x.v[i]; }
+inline F32 add(F32 a, F32 b) { TF_EACH a.v[i] += b.v[i]; return a; }
+inline F32 sub(F32 a, F32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
+inline F32 mul(F32 a, F32 b) { TF_EACH a.v[i] *= b.v[i]; return a; }
+inline F32 div(F32 a, F32 b) { TF_EACH a.v[i] /= b.v[i]; return a; }
+inline F32 fma(F32 a, F32 b, F32 c) { TF_EACH c.v[i] += a.v[i] * b.v[i]; return c; }
+inline F32 max(F32 a, F32 b) { TF_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline F32 min(F32 a, F32 b) { TF_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline F32 round_nearest(F32 x) { TF_EACH x.v[i] = __builtin_nearbyintf(x.v[i]); return x; }
+inline F32 scale_by_power(F32 x, F32 n) {
+  TF_EACH {
+    uint32_t bits = uint32_t(int32_t(n.v[i]) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    x.v[i] *= power;
+  }
+  return x;
+}
+inline F32 load_bf16(const uint16_t* p) { F32 r; TF_EACH r.v[i] = bf16_to_f32(p[i]); return r; }
+inline void store_bf16(uint16_t* p, F32 x) { TF_EACH p[i] = f32_to_bf16(x.v[i]); }
+inline float f16_to_f32(uint16_t h) {
+  uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, fraction = h & 0x3ffu;
+  uint32_t bits;
+  if (exponent == 0) {
+    float small = float(fraction) * 5.9604644775390625e-8f;  // 2**-24
+    std::memcpy(&bits, &small, sizeof bits);
+    bits |= sign;
+  } else {
+    bits = sign | ((exponent == 31 ? 255u : exponent + 112u) << 23) | (fraction << 13);
+  }
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline F32 load_f16(const uint16_t* p) { F32 r; TF_EACH r.v[i] = f16_to_f32(p[i]); return r; }
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  float a0 = bf16_to_f32(uint16_t(a_pair)), a1 = bf16_to_f32(uint16_t(a_pair >> 16));
+  TF_EACH acc.v[i] += a0 * bf16_to_f32(b[2 * i]) + a1 * bf16_to_f32(b[2 * i + 1]);
+  return acc;
+}
+inline I32 set1_i32(int32_t x) { I32 r; TF_EACH r.v[i] = x; return r; }
+inline I32 zero_i32() { return set1_i32(0); }
+inline I32 load_i32(const int32_t* p) { I32 r; TF_EACH r.v[i] = p[i]; return r; }
+inline F32 to_f32(I32 x) { F32 r; TF_EACH r.v[i] = float(x.v[i]); return r; }
+inline I32 sub_i32(I32 a, I32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
+inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
+  TF_EACH for (int j = 0; j < 4; ++j)
+    acc.v[i] += int32_t((a_quad >> (8 * j)) & 0xffu) * int32_t(b[4 * i + j]);
+  return acc;
+}
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+  TF_EACH for (int j = 0; j < 4; ++j)
+    acc.v[i] += int32_t(int8_t(a_quad >> (8 * j))) * int32_t(b[4 * i + j]);
+  return acc;
+}
+#undef TF_EACH
+
+#endif
+
+// Sum of the lanes as a balanced tree: 8 + 8, 4 + 4, 2 + 2, 1 + 1, on every instruction set.
+inline float sum(F32 x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline float largest(F32 x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  float best = lanes[0];
+  for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+// e**x by splitting x = n ln 2 + r and a degree-6 polynomial on |r| <= ln 2 / 2 (Cephes expf).
+// Relative error below 2e-7; 0 below -87.3 and for minus infinity.
+inline F32 exp(F32 x) {
+  const F32 lowest = set1(-87.3f), highest = set1(88.3f);
+  F32 clamped = min(max(x, lowest), highest);
+  F32 n = round_nearest(mul(clamped, set1(1.44269504f)));
+  F32 r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F32 p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  F32 y = add(fma(p, mul(r, r), r), set1(1.0f));
+  y = scale_by_power(y, n);
+#if defined(TF_AVX512)
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_GE_OQ), y);
+#elif defined(TF_AVX2)
+  return {_mm256_and_ps(y.lo, _mm256_cmp_ps(x.lo, lowest.lo, _CMP_GE_OQ)),
+          _mm256_and_ps(y.hi, _mm256_cmp_ps(x.hi, lowest.hi, _CMP_GE_OQ))};
+#else
+  for (int i = 0; i < kLanes; ++i) y.v[i] = x.v[i] >= lowest.v[i] ? y.v[i] : 0.0f;
+  return y;
+#endif
+}
+
+}  // namespace tf::TF_ISA
