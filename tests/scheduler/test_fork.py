@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.token_model import draw
+from support.token_model import draw, naive_tokens
 from support.token_server import TokenServer
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.scheduler.scheduler_config import SchedulerConfig
@@ -138,6 +138,19 @@ def test_a_child_of_a_child_copies_from_where_the_content_is():
     assert sources == {parent.block_ids[1]}
 
 
+def test_a_child_shares_the_prompt_but_none_of_the_parents_output():
+    served = server()
+    parent = parent_with_prompt_done(served, 6)
+    for _ in range(4):
+        served.step()
+    child = served.child_of(parent, 1)
+    child.tokens.extend(naive_tokens([*range(6)], 1, 4)[6:])
+    served.scheduler.fork(parent, child)
+    assert child.num_computed_tokens == 6
+    served.run()
+    assert len(served.finished) == 2
+
+
 def test_children_without_a_place_wait_and_start_from_the_cached_prompt():
     served = server(max_num_seqs=2)
     served.submit(range(10), max_tokens=4, num_forks=3)
@@ -157,6 +170,14 @@ def test_children_without_blocks_wait_and_nothing_is_taken():
     assert served.scheduler.num_blocks_used == used + 1
     served.run()
     assert len(served.finished) == 3
+
+
+def test_children_leave_the_watermark_free():
+    served = server(num_blocks=6, max_model_len=16, watermark_blocks=2)
+    parent = parent_with_prompt_done(served, 6)
+    statuses = [fork(served, parent, choice).status for choice in (1, 2, 3)]
+    assert statuses == [Status.RUNNING, Status.RUNNING, Status.WAITING]
+    served.run()
 
 
 def test_waiting_children_go_before_later_requests_and_in_order():

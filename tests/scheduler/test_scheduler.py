@@ -63,6 +63,18 @@ def test_a_chunk_is_capped_by_the_long_prefill_threshold():
     assert [shape(served.step()) for _ in range(3)] == [[(1, 0, 5)], [(1, 5, 10)], [(1, 10, 12)]]
 
 
+def test_prompts_begun_are_continued_in_order_of_rank():
+    served = server(policy="priority", long_prefill_threshold=12)
+    served.submit(range(30), priority=1)
+    served.submit(range(100, 130), priority=1)
+    assert shape(served.step()) == [(1, 0, 12), (2, 0, 4)]
+    served.submit(range(200, 203), max_tokens=1, priority=0)
+    assert shape(served.step()) == [(1, 12, 24), (2, 4, 8)]
+    served.scheduler.preempt(served.plans[0].slices[0].sequence)
+    assert [request for request, _, _ in shape(served.step())] == [2, 3, 1]
+    assert [request for request, _, _ in shape(served.step())] == [1, 2]
+
+
 def test_no_more_than_max_num_seqs_run():
     served = server(max_num_seqs=2)
     for first_token in (0, 100, 200):
@@ -84,10 +96,12 @@ def test_a_prompt_that_does_not_fit_whole_is_not_begun():
 
 
 def test_blocks_that_a_begun_prompt_still_needs_are_not_given_to_newcomers():
-    served = server(num_blocks=8, max_num_batched_tokens=8, max_model_len=32)
-    served.submit(range(24), max_tokens=1)
-    served.submit(range(100, 112), max_tokens=1)
-    assert shape(served.step()) == [(1, 0, 8)]
+    served = server(num_blocks=8, long_prefill_threshold=4, max_model_len=32)
+    served.submit(range(20), max_tokens=1)
+    served.submit(range(100, 108), max_tokens=1)
+    served.submit(range(200, 208), max_tokens=1)
+    assert shape(served.step()) == [(1, 0, 4), (2, 0, 4)]
+    assert shape(served.step()) == [(1, 4, 8), (2, 4, 8)]
     assert served.scheduler.pool.num_free >= 3, "free, but promised"
     served.run()
     assert served.scheduler.num_preemptions == 0

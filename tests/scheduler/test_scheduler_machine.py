@@ -60,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _unfinished(self) -> list[Sequence]:
         return [one for one in self.submitted if one.status is not Status.FINISHED]
 
+    @precondition(lambda self: self.scheduler.num_unfinished < 40)
     @rule(requests=st.lists(requests(), min_size=1, max_size=5))
     def submit(self, requests):
         for prompt, max_tokens, options in requests:
@@ -142,7 +143,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if self.plan is not None:
             self.server.land(self.plan)
-        self.server.run(max_steps=3000)
+        # Choices not yet forked included, each may run alone and in chunks of one token.
+        num_choices = 4 * (1 + self.scheduler.num_unfinished)
+        self.server.run(max_steps=2 * MAX_MODEL_LEN * num_choices)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_blocks_used == 0
         for sequence in self.submitted:

@@ -70,6 +70,17 @@ def test_removal_from_the_middle_leaves_the_rest_in_order_and_no_garbage():
     assert drain(queue) == [member for member in members if member not in set(removed)]
 
 
+def test_coming_and_going_leaves_no_garbage():
+    queue = WaitingQueue("fcfs")
+    first, second = sequence(1), sequence(2)
+    queue.push(first)
+    for _ in range(1000):
+        queue.push(second)
+        queue.remove(second)
+    assert len(queue._entries) < 100
+    assert drain(queue) == [first]
+
+
 def test_equal_ranks_do_not_compare_sequences():
     queue = WaitingQueue("fcfs")
     one, other = sequence(1), sequence(1)

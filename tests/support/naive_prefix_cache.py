@@ -1,4 +1,4 @@
-"""A prefix cache that compares tokens: no hashes, no chain, a dict from whole prefixes to blocks."""
+"""A prefix cache that compares tokens: no hashes, no chain, only whole prefixes."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Scheduler:
         draft = StepDraft(self.config.max_num_batched_tokens)
         self._plan_running(draft)
         # What was just taken from one sequence must not go to a newcomer.
-        if not (draft.preempted and draft.slices):
+        if not draft.preempted:
             self._plan_waiting(draft)
         plan = StepPlan(slices=list(draft.slices.values()), preempted=draft.preempted)
         if plan.slices:
