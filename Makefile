@@ -6,12 +6,16 @@ ARGS   ?=
 
 .PHONY: install serve test test-slow lint format bench clean
 
-# $(VENV)/.ready-EXTRAS is made once per set of extras and again when pyproject.toml changes.
-# torch goes first and alone, so that no other package's looser range can choose another build.
-$(VENV)/.ready-%: pyproject.toml
+NATIVE := CMakeLists.txt $(wildcard src/twinfire/kernels/cpu/csrc/*)
+
+# $(VENV)/.ready-EXTRAS is made once per set of extras and again when pyproject.toml or the native
+# sources change. torch goes first and alone, so that no other package's looser range can choose
+# another build. Without build isolation a rebuild compiles only what changed.
+$(VENV)/.ready-%: pyproject.toml $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'torch~=2.13.0'
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet 'scikit-build-core>=0.11' 'nanobind>=2.7' 'cmake>=3.24' ninja
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$*]'
 	@touch $@
 
 install: $(VENV)/.ready-torch

@@ -1,0 +1,13 @@
+// The parts of the extension module; each adds its own names to it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "cpu_features.h"
+
+namespace tf {
+
+// ValueError when there is no such instruction set or the processor lacks it.
+Isa parse_isa(std::string_view name);
+
+}  // namespace tf
