@@ -177,7 +177,6 @@ class Engine:
             priority=priority,
             cache_extra=extra,
             read_prefix_cache=sampling.prompt_logprobs < 0,
-            num_forks=sampling.n - 1 if choice == 0 else 0,
         )
 
     def _note_first_scheduled(self, plan: StepPlan) -> None:

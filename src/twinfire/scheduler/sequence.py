@@ -33,8 +33,6 @@ class Sequence:
     cache_extra: bytes = b""
     """Tagged extra key of the block hashes (tenant salt, adapter)."""
     read_prefix_cache: bool = True
-    num_forks: int = 0
-    """Choices that will fork from this prompt once it is computed."""
 
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
