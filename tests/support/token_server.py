@@ -21,6 +21,7 @@ class TokenServer:
         self.finished: list[Sequence] = []
         self.plans: list[StepPlan] = []
         self._num_requests = 0
+        self._forks_due: dict[Sequence, int] = {}
 
     def submit(
         self,
@@ -43,9 +44,9 @@ class TokenServer:
             priority=priority,
             cache_extra=extra,
             read_prefix_cache=read_prefix_cache,
-            num_forks=num_forks,
         )
         self.scheduler.submit(sequence)
+        self._forks_due[sequence] = num_forks
         return sequence
 
     def step(self) -> StepPlan:
@@ -97,12 +98,11 @@ class TokenServer:
 
     def _fork_after_first_token(self, parent: Sequence) -> None:
         first_value = self.model.last_prompt_value(parent)
-        for choice in range(1, parent.num_forks + 1):
+        for choice in range(1, self._forks_due.pop(parent, 0) + 1):
             child = self.child_of(parent, choice)
             child.tokens.append(draw(first_value, choice))
             self.scheduler.fork(parent, child)
             self.finish_if_complete(child)
-        parent.num_forks = 0
 
     def child_of(self, parent: Sequence, choice: int) -> Sequence:
         """Return another choice of the parent's request, with no output yet."""
