@@ -74,6 +74,7 @@ inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
 inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+inline F32 magnitude(F32 x) { return _mm512_abs_ps(x); }
 inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 inline F32 round_nearest(F32 x) {
@@ -106,13 +107,26 @@ inline I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline F32 to_f32(I32 x) { return _mm512_cvtepi32_ps(x); }
 inline I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
 inline I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
+inline I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+// Round to nearest even; the values must fit.
+inline I32 round_to_i32(F32 x) { return _mm512_cvtps_epi32(x); }
+// Stores 16 values that fit in signed bytes.
+inline void store_s8(int8_t* p, I32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
+// The lower and the upper four bits of every byte, as bytes.
+inline I32 low_nibbles(I32 x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline I32 high_nibbles(I32 x) { return low_nibbles(_mm512_srli_epi32(x, 4)); }
 // acc[c] += sum of 4 products of unsigned a (one quad for all lanes) and signed b (16 quads).
 inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
   return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(int(a_quad)), _mm512_loadu_si512(b));
 }
 // acc[c] += sum of 4 products of signed a (one quad for all lanes) and unsigned b (16 quads).
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
+  return _mm512_dpbusd_epi32(acc, b, _mm512_set1_epi32(int(a_quad)));
+}
 inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
-  return _mm512_dpbusd_epi32(acc, _mm512_loadu_si512(b), _mm512_set1_epi32(int(a_quad)));
+  return dot_s8u8(acc, a_quad, _mm512_loadu_si512(b));
 }
 
 #elif defined(TF_AVX2)
@@ -145,6 +159,10 @@ TF_BOTH(min, _mm256_min_ps)
 #undef TF_BOTH
 inline F32 fma(F32 a, F32 b, F32 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32 magnitude(F32 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.lo), _mm256_andnot_ps(sign, x.hi)};
 }
 inline F32 round_nearest(F32 x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -195,6 +213,23 @@ inline F32 to_f32(I32 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(
 inline I32 sub_i32(I32 a, I32 b) {
   return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
 }
+inline I32 add_i32(I32 a, I32 b) {
+  return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+inline I32 round_to_i32(F32 x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
+inline void store_s8(int8_t* p, I32 x) {
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(words),
+                                   _mm256_extracti128_si256(words, 1)));
+}
+inline I32 low_nibbles(I32 x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.lo, mask), _mm256_and_si256(x.hi, mask)};
+}
+inline I32 high_nibbles(I32 x) {
+  return low_nibbles({_mm256_srli_epi32(x.lo, 4), _mm256_srli_epi32(x.hi, 4)});
+}
 // Bytes are widened to 16 bits first: the saturating 8-bit multiply-add would lose products.
 inline __m256i dot_quads(__m256i acc, __m256i u, __m256i s) {
   __m256i mask = _mm256_set1_epi16(0x00ff);
@@ -209,11 +244,12 @@ inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
   return {dot_quads(acc.lo, a, _mm256_loadu_si256(bv)),
           dot_quads(acc.hi, a, _mm256_loadu_si256(bv + 1))};
 }
-inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
   __m256i a = _mm256_set1_epi32(int(a_quad));
-  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
-  return {dot_quads(acc.lo, _mm256_loadu_si256(bv), a),
-          dot_quads(acc.hi, _mm256_loadu_si256(bv + 1), a)};
+  return {dot_quads(acc.lo, b.lo, a), dot_quads(acc.hi, b.hi, a)};
+}
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+  return dot_s8u8(acc, a_quad, load_i32(reinterpret_cast<const int32_t*>(b)));
 }
 
 #else  // TF_PORTABLE: plain loops, which the compiler may vectorise for its baseline.
@@ -234,6 +270,7 @@ inline F32 sub(F32 a, F32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
 inline F32 mul(F32 a, F32 b) { TF_EACH a.v[i] *= b.v[i]; return a; }
 inline F32 div(F32 a, F32 b) { TF_EACH a.v[i] /= b.v[i]; return a; }
 inline F32 fma(F32 a, F32 b, F32 c) { TF_EACH c.v[i] += a.v[i] * b.v[i]; return c; }
+inline F32 magnitude(F32 x) { TF_EACH x.v[i] = __builtin_fabsf(x.v[i]); return x; }
 inline F32 max(F32 a, F32 b) { TF_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline F32 min(F32 a, F32 b) { TF_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline F32 round_nearest(F32 x) { TF_EACH x.v[i] = __builtin_nearbyintf(x.v[i]); return x; }
@@ -270,18 +307,33 @@ inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
 }
 inline I32 set1_i32(int32_t x) { I32 r; TF_EACH r.v[i] = x; return r; }
 inline I32 zero_i32() { return set1_i32(0); }
-inline I32 load_i32(const int32_t* p) { I32 r; TF_EACH r.v[i] = p[i]; return r; }
+inline I32 load_i32(const int32_t* p) { I32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
 inline F32 to_f32(I32 x) { F32 r; TF_EACH r.v[i] = float(x.v[i]); return r; }
 inline I32 sub_i32(I32 a, I32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
+inline I32 add_i32(I32 a, I32 b) { TF_EACH a.v[i] += b.v[i]; return a; }
+inline I32 round_to_i32(F32 x) {
+  I32 r;
+  TF_EACH r.v[i] = int32_t(__builtin_lrintf(x.v[i]));
+  return r;
+}
+inline void store_s8(int8_t* p, I32 x) { TF_EACH p[i] = int8_t(x.v[i]); }
+inline I32 low_nibbles(I32 x) { TF_EACH x.v[i] &= 0x0f0f0f0f; return x; }
+inline I32 high_nibbles(I32 x) {
+  TF_EACH x.v[i] = int32_t(uint32_t(x.v[i]) >> 4) & 0x0f0f0f0f;
+  return x;
+}
 inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
   TF_EACH for (int j = 0; j < 4; ++j)
     acc.v[i] += int32_t((a_quad >> (8 * j)) & 0xffu) * int32_t(b[4 * i + j]);
   return acc;
 }
-inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
   TF_EACH for (int j = 0; j < 4; ++j)
-    acc.v[i] += int32_t(int8_t(a_quad >> (8 * j))) * int32_t(b[4 * i + j]);
+    acc.v[i] += int32_t(int8_t(a_quad >> (8 * j))) * int32_t(uint32_t(b.v[i]) >> (8 * j) & 0xffu);
   return acc;
+}
+inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
+  return dot_s8u8(acc, a_quad, load_i32(reinterpret_cast<const int32_t*>(b)));
 }
 #undef TF_EACH
 
@@ -294,6 +346,13 @@ inline float sum(F32 x) {
   for (int width = kLanes / 2; width; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+}
+
+inline int32_t sum_i32(I32 x) {
+  int32_t lanes[kLanes], total = 0;
+  std::memcpy(lanes, &x, sizeof lanes);
+  for (int32_t lane : lanes) total += lane;
+  return total;
 }
 
 inline float largest(F32 x) {
