@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from support.step_batches import Fed, Feeder, load
 from support.tiny_models import TINY_MODEL_NAMES, TinyModel, tiny_model
 

@@ -145,8 +145,9 @@ def load_torch_runner(
     def on_bytes(num_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += num_bytes
-        progress("weights", done_bytes, max(done_bytes, weights.total_bytes))
+        progress("weights", min(done_bytes, weights.total_bytes), weights.total_bytes)
 
     packed = TorchWeights(numerics.pack, element, target, on_bytes)
     model = build_model(config, weights, packed)
+    progress("weights", weights.total_bytes, weights.total_bytes)
     return TorchRunner(config, model, packed, numerics, dtype, target)

@@ -96,7 +96,9 @@ class KvMemory:
         ids = self._checked(block_ids)
         rows = self.block_rows(ids)
         per_layer = [
-            layer.index_select(0, rows).view(self.num_planes, len(ids), -1).transpose(0, 1)
+            layer.index_select(0, rows)
+            .view(self.num_planes, len(ids), self._block_elements)
+            .transpose(0, 1)
             for layer in self._layers
         ]
         wire = torch.stack(per_layer, dim=1).contiguous().cpu()

@@ -73,7 +73,7 @@ class AttentionPlan {
   static int max_tile_tokens(const HeadShape& shape);
 
  private:
-  void add_tiles(int sequence, int first_row, int num_tokens, int first_position, int range_chunks);
+  void split_long_tiles(int num_threads);
 
   HeadShape shape_;
   AttentionStep step_{};

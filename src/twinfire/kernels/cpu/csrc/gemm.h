@@ -4,6 +4,8 @@
 // the tiles are cut, so its bits depend on its own row and the matrix alone.
 #pragma once
 
+#include <algorithm>
+
 #include "activation_rows.h"
 #include "packed_matrix.h"
 
@@ -36,7 +38,39 @@ inline RowFormat input_format(WeightFormat format) {
   }
 }
 
-int gemm_num_tiles(const GemmArgs& args);
+constexpr int kMaxTileRows = 96;
+
+// How a product is cut: every tile has `rows_per_tile` rows and `vectors_per_tile` vectors of 16
+// columns, but for the last ones. Tiles of the same columns follow each other, so the weights are
+// read from memory once.
+struct GemmTiling {
+  int rows_per_tile, row_tiles;
+  int vectors_per_tile, column_tiles;
+};
+
+inline GemmTiling gemm_tiling(const GemmArgs& args) {
+  const int panels = args.matrix->num_panels();
+  // Enough tiles for the threads to end at about the same time, and large enough to be worth it.
+  constexpr int kWantedTiles = 32, kFewRows = 16, kFewestRows = 24, kMostPanels = 4;
+  int row_tiles = 1, panels_per_tile = 1;
+  if (args.num_rows > kFewRows) {
+    const int fewest = (args.num_rows + kMaxTileRows - 1) / kMaxTileRows;
+    const int most = (args.num_rows + kFewestRows - 1) / kFewestRows;
+    row_tiles = std::max(fewest, std::min(most, (kWantedTiles + panels - 1) / panels));
+  } else {
+    panels_per_tile = std::clamp(panels / kWantedTiles, 1, kMostPanels);
+  }
+  const int rows_per_tile = (args.num_rows + row_tiles - 1) / row_tiles;
+  return {rows_per_tile, (args.num_rows + rows_per_tile - 1) / rows_per_tile, panels_per_tile * 4,
+          (panels + panels_per_tile - 1) / panels_per_tile};
+}
+
+// Zero for no rows.
+inline int gemm_num_tiles(const GemmArgs& args) {
+  if (args.num_rows == 0) return 0;
+  const GemmTiling tiling = gemm_tiling(args);
+  return tiling.row_tiles * tiling.column_tiles;
+}
 
 struct GemmKernels {
   void (*run)(const GemmArgs& args, int tile);

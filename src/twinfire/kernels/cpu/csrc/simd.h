@@ -104,6 +104,7 @@ inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
 
 inline I32 zero_i32() { return _mm512_setzero_si512(); }
 inline I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
 inline F32 to_f32(I32 x) { return _mm512_cvtepi32_ps(x); }
 inline I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
 inline I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
@@ -209,6 +210,10 @@ inline I32 load_i32(const int32_t* p) {
   const __m256i* v = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
 }
+inline void store_i32(int32_t* p, I32 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, x.hi);
+}
 inline F32 to_f32(I32 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 inline I32 sub_i32(I32 a, I32 b) {
   return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
@@ -308,6 +313,7 @@ inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
 inline I32 set1_i32(int32_t x) { I32 r; TF_EACH r.v[i] = x; return r; }
 inline I32 zero_i32() { return set1_i32(0); }
 inline I32 load_i32(const int32_t* p) { I32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline void store_i32(int32_t* p, I32 x) { std::memcpy(p, x.v, sizeof x.v); }
 inline F32 to_f32(I32 x) { F32 r; TF_EACH r.v[i] = float(x.v[i]); return r; }
 inline I32 sub_i32(I32 a, I32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
 inline I32 add_i32(I32 a, I32 b) { TF_EACH a.v[i] += b.v[i]; return a; }

@@ -1,0 +1,150 @@
+#include "gemm_formats.h"
+#include "gemm_tile.h"
+
+namespace tf::TF_ISA {
+
+namespace {
+
+#if defined(TF_AVX512)
+constexpr int kGroupRows = 16;
+#elif defined(TF_AVX2)
+constexpr int kGroupRows = 2;
+#else
+constexpr int kGroupRows = 1;
+#endif
+
+constexpr int kQuads = kGroupSize / 4;
+constexpr int kBlockGroups = 8;
+
+// What one run of rows brings to one block of groups: where its bytes are, its scales, and what the
+// weights' offsets add to each group. Weights are stored unsigned: q8_0 as value + 128, q4_0 as
+// value + 8, so the sum starts at -offset * (sum of the row's bytes).
+struct RowGroups {
+  const int8_t* values[kGroupRows];
+  float scales[kGroupRows][kBlockGroups];
+  int32_t starts[kGroupRows][kBlockGroups];
+  float minimum_factors[kGroupRows][kBlockGroups];
+};
+
+struct Q8 {
+  static constexpr int kOffset = 128, kVectorBytes = 512, kGroupBytes = 34 * kPanelColumns;
+  static constexpr bool kHasMinimum = false;
+  static void load_quads(const std::byte* p, I32* quads) {
+    for (int i = 0; i < kQuads; ++i)
+      quads[i] = load_i32(reinterpret_cast<const int32_t*>(p) + i * kLanes);
+  }
+};
+
+struct Q4 {
+  static constexpr int kVectorBytes = 256;
+  static void load_quads(const std::byte* p, I32* quads) {
+    for (int i = 0; i < kQuads / 2; ++i) {
+      const I32 both = load_i32(reinterpret_cast<const int32_t*>(p) + i * kLanes);
+      quads[i] = low_nibbles(both);
+      quads[i + kQuads / 2] = high_nibbles(both);
+    }
+  }
+};
+
+struct Q4WithoutMinimum : Q4 {
+  static constexpr int kOffset = 8, kGroupBytes = 18 * kPanelColumns;
+  static constexpr bool kHasMinimum = false;
+};
+
+struct Q4WithMinimum : Q4 {
+  static constexpr int kOffset = 0, kGroupBytes = 20 * kPanelColumns;
+  static constexpr bool kHasMinimum = true;
+};
+
+// sums += the block's products for kRows rows and one vector of columns.
+template <typename Block, int kRows>
+void add_groups(const RowGroups& rows, const std::byte* weights, int vector, int num_groups,
+                int first_byte, float* sums) {
+  F32 y[kRows];
+  for (int r = 0; r < kRows; ++r) y[r] = load(sums + r * kPanelColumns);
+  for (int g = 0; g < num_groups; ++g, weights += Block::kGroupBytes) {
+    const std::byte* values = weights + vector * Block::kVectorBytes;
+    // The same place of the next block, which the next vectors of this one will not touch.
+    for (int line = 0; line < Block::kVectorBytes; line += 64)
+      __builtin_prefetch(values + kBlockGroups * Block::kGroupBytes + line);
+    const auto* scales = reinterpret_cast<const uint16_t*>(
+                             weights + kPanelVectors * Block::kVectorBytes) + vector * kLanes;
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(scales) +
+                       kBlockGroups * Block::kGroupBytes);
+    I32 quads[kQuads];
+    Block::load_quads(values, quads);
+    const F32 scale = load_f16(scales);
+    for (int r = 0; r < kRows; ++r) {
+      const int8_t* a = rows.values[r] + first_byte + g * kGroupSize;
+      I32 dot = set1_i32(rows.starts[r][g]);
+      for (int i = 0; i < kQuads; ++i) {
+        uint32_t quad;
+        std::memcpy(&quad, a + 4 * i, sizeof quad);
+        dot = dot_s8u8(dot, quad, quads[i]);
+      }
+      y[r] = fma(to_f32(dot), mul(scale, set1(rows.scales[r][g])), y[r]);
+      if constexpr (Block::kHasMinimum) {
+        const F32 minimum = load_f16(scales + kPanelColumns);
+        y[r] = fma(minimum, set1(rows.minimum_factors[r][g]), y[r]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) store(sums + r * kPanelColumns, y[r]);
+}
+
+template <typename Block>
+struct Groups {
+  static constexpr int kBlock = kBlockGroups * kGroupSize;
+
+  static void begin(const TilePart& part, Sums& sums) {
+    std::memset(sums.f32, 0, sizeof(float) * size_t(part.num_rows) * kPanelColumns);
+  }
+
+  template <int kRows>
+  static void add_rows(const TilePart& part, int row, int k, int k_end, Sums& sums) {
+    const int first = k / kGroupSize, count = (k_end - k) / kGroupSize;
+    const int k_padded = part.matrix().k_padded();
+    RowGroups rows;
+    for (int r = 0; r < kRows; ++r) {
+      const void* at = part.row(row + r);
+      const auto view = quantised_row(at, k_padded, k_padded / kGroupSize);
+      rows.values[r] = view.values;
+      for (int g = 0; g < count; ++g) {
+        const int32_t sum = view.sums[first + g];
+        rows.scales[r][g] = view.scales[first + g];
+        rows.starts[r][g] = -Block::kOffset * sum;
+        rows.minimum_factors[r][g] = view.scales[first + g] * float(sum);
+      }
+    }
+    const std::byte* weights = part.weights() + size_t(first) * Block::kGroupBytes;
+    for (int v = part.first_vector; v < part.first_vector + part.num_vectors; ++v)
+      add_groups<Block, kRows>(rows, weights, v, count, k,
+                               sums.f32 + row * kPanelColumns + v * kLanes);
+  }
+
+  template <int kRows>
+  static void add_run(const TilePart& part, int row, int num, int k, int k_end, Sums& sums) {
+    if (num == kRows) return add_rows<kRows>(part, row, k, k_end, sums);
+    if constexpr (kRows > 1) add_run<kRows - 1>(part, row, num, k, k_end, sums);
+  }
+
+  static void accumulate(const TilePart& part, int k, int k_end, Sums& sums) {
+    const int runs = (part.num_rows + kGroupRows - 1) / kGroupRows;
+    for (int run = 0; run < runs; ++run) {
+      const int row = part.num_rows * run / runs, end = part.num_rows * (run + 1) / runs;
+      add_run<kGroupRows>(part, row, end - row, k, k_end, sums);
+    }
+  }
+
+  static F32 value(const TilePart&, const Sums& sums, int row, int v) {
+    return load(sums.f32 + row * kPanelColumns + v * kLanes);
+  }
+};
+
+}  // namespace
+
+void run_q8_0(const GemmArgs& args, int tile) { run_tile<Groups<Q8>>(args, tile); }
+void run_q4_0(const GemmArgs& args, int tile) { run_tile<Groups<Q4WithoutMinimum>>(args, tile); }
+void run_q4_1(const GemmArgs& args, int tile) { run_tile<Groups<Q4WithMinimum>>(args, tile); }
+
+}  // namespace tf::TF_ISA

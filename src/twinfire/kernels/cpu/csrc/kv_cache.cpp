@@ -1,0 +1,114 @@
+#include "kv_cache.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+namespace tf {
+
+namespace {
+
+// One plane (keys or values of a block and head) of elements of `Element`, between the order of
+// pairs and the wire's [token][head_dim].
+template <typename Element>
+struct Planes {
+  static size_t key_index(int token, int dim) {
+    return (size_t(dim / 2) * kBlockTokens + token) * 2 + dim % 2;
+  }
+  static size_t value_index(int token, int dim, int head_dim) {
+    return (size_t(token / 2) * head_dim + dim) * 2 + token % 2;
+  }
+  static size_t index(bool is_value, int token, int dim, int head_dim) {
+    return is_value ? value_index(token, dim, head_dim) : key_index(token, dim);
+  }
+
+  static void to_wire(const std::byte* plane, bool is_value, int head_dim, std::byte* wire) {
+    for (int token = 0; token < kBlockTokens; ++token)
+      for (int dim = 0; dim < head_dim; ++dim, wire += sizeof(Element))
+        std::memcpy(wire, plane + index(is_value, token, dim, head_dim) * sizeof(Element),
+                    sizeof(Element));
+  }
+  static void from_wire(const std::byte* wire, bool is_value, int head_dim, std::byte* plane) {
+    for (int token = 0; token < kBlockTokens; ++token)
+      for (int dim = 0; dim < head_dim; ++dim, wire += sizeof(Element))
+        std::memcpy(plane + index(is_value, token, dim, head_dim) * sizeof(Element), wire,
+                    sizeof(Element));
+  }
+};
+
+constexpr int64_t kScaleBytes = kBlockTokens * sizeof(float);
+
+}  // namespace
+
+KvCache::KvCache(const KvShape& shape) : shape_(shape) {
+  const int64_t plane_bytes = KvLayer{nullptr, 0, 0, shape.head_dim, shape.format}.plane_bytes();
+  head_bytes_ = 2 * (plane_bytes + (shape.format == KvFormat::int8 ? kScaleBytes : 0));
+  memory_bytes_ = head_bytes_ * shape.num_kv_heads * shape.num_blocks * shape.num_layers;
+  void* memory = mmap(nullptr, size_t(memory_bytes_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  madvise(memory, size_t(memory_bytes_), MADV_HUGEPAGE);
+  memory_ = static_cast<std::byte*>(memory);
+}
+
+KvCache::~KvCache() { munmap(memory_, size_t(memory_bytes_)); }
+
+KvLayer KvCache::layer(int index) const {
+  const int64_t block_stride = head_bytes_ * shape_.num_kv_heads;
+  return {memory_ + index * shape_.num_blocks * block_stride, block_stride, head_bytes_,
+          shape_.head_dim, shape_.format};
+}
+
+int64_t KvCache::wire_bytes_per_block() const {
+  return head_bytes_ * shape_.num_kv_heads * shape_.num_layers;
+}
+
+void KvCache::copy_block(int64_t source, int64_t destination) {
+  for (int index = 0; index < shape_.num_layers; ++index) {
+    const KvLayer kv = layer(index);
+    std::memcpy(kv.head(destination, 0), kv.head(source, 0), size_t(kv.block_stride));
+  }
+}
+
+// Calls visit(elements in memory, is_value, elements on the wire, scales in memory, scales on the
+// wire) for every plane of a block.
+template <typename Byte, typename Visit>
+static void for_each_plane(const KvCache& cache, int64_t block, Byte* wire, Visit visit) {
+  const KvShape& shape = cache.shape();
+  const int64_t plane_bytes = cache.layer(0).plane_bytes();
+  const int64_t num_planes = int64_t(shape.num_layers) * 2 * shape.num_kv_heads;
+  int64_t plane = 0;
+  for (int layer = 0; layer < shape.num_layers; ++layer)
+    for (int is_value = 0; is_value < 2; ++is_value)
+      for (int head = 0; head < shape.num_kv_heads; ++head, ++plane) {
+        std::byte* memory = cache.layer(layer).head(block, head);
+        visit(memory + is_value * plane_bytes, is_value != 0, wire + plane * plane_bytes,
+              memory + 2 * plane_bytes + is_value * kScaleBytes,
+              wire + num_planes * plane_bytes + plane * kScaleBytes);
+      }
+}
+
+void KvCache::export_block(int64_t block, std::span<std::byte> wire) const {
+  const bool is_int8 = shape_.format == KvFormat::int8;
+  const auto to_wire = is_int8 ? Planes<int8_t>::to_wire : Planes<uint16_t>::to_wire;
+  for_each_plane(*this, block, wire.data(),
+                 [&](const std::byte* plane, bool is_value, std::byte* wire_plane,
+                     const std::byte* scales, std::byte* wire_scales) {
+                   to_wire(plane, is_value, shape_.head_dim, wire_plane);
+                   if (is_int8) std::memcpy(wire_scales, scales, kScaleBytes);
+                 });
+}
+
+void KvCache::import_block(int64_t block, std::span<const std::byte> wire) {
+  const bool is_int8 = shape_.format == KvFormat::int8;
+  const auto from_wire = is_int8 ? Planes<int8_t>::from_wire : Planes<uint16_t>::from_wire;
+  for_each_plane(*this, block, wire.data(),
+                 [&](std::byte* plane, bool is_value, const std::byte* wire_plane,
+                     std::byte* scales, const std::byte* wire_scales) {
+                   from_wire(wire_plane, is_value, shape_.head_dim, plane);
+                   if (is_int8) std::memcpy(scales, wire_scales, kScaleBytes);
+                 });
+}
+
+}  // namespace tf
