@@ -32,6 +32,7 @@ NB_MODULE(_native, module) {
   module.attr("kernel_version") = TF_KERNEL_VERSION;
   module.def("isa", [] { return kIsaNames[size_t(best_isa())]; });
   module.def("supported_isas", &supported_isas);
+  bind_thread_team(module);
 }
 
 }  // namespace tf

@@ -10,4 +10,6 @@ namespace tf {
 // ValueError when there is no such instruction set or the processor lacks it.
 Isa parse_isa(std::string_view name);
 
+void bind_thread_team(nanobind::module_& module);
+
 }  // namespace tf
