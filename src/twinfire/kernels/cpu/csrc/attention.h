@@ -18,7 +18,7 @@ struct KvWriteArgs {
   HeadRows heads;
   KvLayer kv;
   const int32_t* slots;  // [num_tokens] block * kBlockTokens + offset
-  const AttentionStep* step;
+  const AttentionPlan* plan;
   int num_tokens;
 };
 
@@ -29,13 +29,13 @@ struct AttentionArgs {
   AttentionPlan* plan;
   float scale;
   RowFormat format;  // of `out`: f32 or bf16
-  std::byte* out;    // [num_tokens][query_width], its padding written too
+  std::byte* out;    // [num_tokens][query_width], in bf16 its padding written too
   size_t out_row_bytes;
 };
 
 // One per instruction set: TF_FOR_ISA(isa, kAttentionKernels).
 struct AttentionKernels {
-  // Stores keys and values; a tile is a run of tokens, or nothing where the plan writes them.
+  // Stores keys and values, for plans whose tiles do not; a tile is a run of tokens.
   int (*num_write_tiles)(const KvWriteArgs&);
   void (*write_kv)(const KvWriteArgs&, int tile);
 

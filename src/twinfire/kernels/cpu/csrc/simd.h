@@ -111,6 +111,10 @@ inline I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
 inline I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 // Round to nearest even; the values must fit.
 inline I32 round_to_i32(F32 x) { return _mm512_cvtps_epi32(x); }
+inline F32 load_s8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 // Stores 16 values that fit in signed bytes.
 inline void store_s8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
@@ -222,6 +226,10 @@ inline I32 add_i32(I32 a, I32 b) {
   return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
 inline I32 round_to_i32(F32 x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
+inline F32 load_s8(const int8_t* p) {
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return to_f32({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
 inline void store_s8(int8_t* p, I32 x) {
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
@@ -322,6 +330,7 @@ inline I32 round_to_i32(F32 x) {
   TF_EACH r.v[i] = int32_t(__builtin_lrintf(x.v[i]));
   return r;
 }
+inline F32 load_s8(const int8_t* p) { F32 r; TF_EACH r.v[i] = float(p[i]); return r; }
 inline void store_s8(int8_t* p, I32 x) { TF_EACH p[i] = int8_t(x.v[i]); }
 inline I32 low_nibbles(I32 x) { TF_EACH x.v[i] &= 0x0f0f0f0f; return x; }
 inline I32 high_nibbles(I32 x) {
@@ -346,27 +355,44 @@ inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
 #endif
 
 // Sum of the lanes as a balanced tree: 8 + 8, 4 + 4, 2 + 2, 1 + 1, on every instruction set.
+#if defined(TF_PORTABLE)
 inline float sum(F32 x) {
-  float lanes[kLanes];
-  store(lanes, x);
   for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+    for (int i = 0; i < width; ++i) x.v[i] += x.v[i + width];
+  return x.v[0];
 }
+inline float largest(F32 x) {
+  float best = x.v[0];
+  for (int i = 1; i < kLanes; ++i) best = x.v[i] > best ? x.v[i] : best;
+  return best;
+}
+#else
+#if defined(TF_AVX512)
+inline __m256 lower_half(F32 x) { return _mm512_castps512_ps256(x); }
+inline __m256 upper_half(F32 x) { return _mm512_extractf32x8_ps(x, 1); }
+#else
+inline __m256 lower_half(F32 x) { return x.lo; }
+inline __m256 upper_half(F32 x) { return x.hi; }
+#endif
+inline float sum(F32 x) {
+  __m256 eight = _mm256_add_ps(lower_half(x), upper_half(x));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float largest(F32 x) {
+  __m256 eight = _mm256_max_ps(lower_half(x), upper_half(x));
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#endif
 
 inline int32_t sum_i32(I32 x) {
   int32_t lanes[kLanes], total = 0;
   std::memcpy(lanes, &x, sizeof lanes);
   for (int32_t lane : lanes) total += lane;
   return total;
-}
-
-inline float largest(F32 x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  float best = lanes[0];
-  for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
-  return best;
 }
 
 // e**x by splitting x = n ln 2 + r and a degree-6 polynomial on |r| <= ln 2 / 2 (Cephes expf).

@@ -1,0 +1,357 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <limits>
+
+#include "attention_tile.h"
+#include "exp2.h"
+#include "kv_write.h"
+#include "simd.h"
+
+namespace tf::TF_ISA {
+
+namespace {
+
+constexpr int kWriteTileTokens = 16;
+constexpr float kLog2E = 1.4426950408889634f;
+// Where a running maximum starts: finite, so that a chunk of hidden keys makes no NaN.
+constexpr float kLowest = -FLT_MAX;
+
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int max_tile_rows(const HeadShape& shape) {
+  const int rows = AttentionPlan::max_tile_tokens(shape) * shape.queries_per_kv_head();
+  return (rows + kGroupRows - 1) / kGroupRows * kGroupRows;
+}
+
+// What a thread holds while it computes a tile.
+struct Workspace {
+  uint32_t* queries;   // [groups][head_dim / 2][kGroupRows] pairs of bf16
+  float* mixed;        // [rows][head_dim]
+  float* maximum;      // [rows]
+  float* total;        // [rows]
+  float* scores;       // [kGroupRows][kChunkKeys]
+  uint16_t* weights;   // [kGroupRows][kChunkKeys]
+  uint16_t* widened;   // int8: [2][kChunkBlocks][kBlockTokens * head_dim]
+
+  static size_t bytes(const HeadShape& shape, KvFormat format) {
+    return Workspace(shape, format, nullptr).used_;
+  }
+  Workspace(const HeadShape& shape, KvFormat format, std::byte* memory) : memory_(memory) {
+    const size_t rows = size_t(max_tile_rows(shape)), dim = size_t(shape.head_dim);
+    take(queries, rows * dim / 2);
+    take(mixed, rows * dim);
+    take(maximum, rows);
+    take(total, rows);
+    take(scores, kGroupRows * kChunkKeys);
+    take(weights, kGroupRows * kChunkKeys);
+    take(widened, format == KvFormat::int8 ? 2 * kChunkKeys * dim : 0);
+  }
+
+ private:
+  template <typename T>
+  void take(T*& part, size_t count) {
+    part = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
+    used_ += aligned(count * sizeof(T));
+  }
+  std::byte* memory_;
+  size_t used_ = 0;
+};
+
+// One chunk of keys and values of one head.
+struct Chunk {
+  int first_key;
+  const uint16_t* keys[kChunkBlocks];
+  const uint16_t* values[kChunkBlocks];
+  const float* key_scales[kChunkBlocks];  // null in bf16
+  const float* value_scales[kChunkBlocks];
+};
+
+// What one chunk gives a group's rows, in lanes: each row's largest score and sum of weights.
+struct ChunkSums {
+  alignas(64) float maximum[kLanes];
+  alignas(64) float total[kLanes];
+};
+
+class TileRun {
+ public:
+  TileRun(const AttentionArgs& args, int tile, std::byte* scratch)
+      : args_(args),
+        plan_(*args.plan),
+        shape_(plan_.shape()),
+        tile_(plan_.tile(tile)),
+        kv_head_(tile % shape_.num_kv_heads),
+        num_rows_(tile_.num_tokens * shape_.queries_per_kv_head()),
+        work_(shape_, args.kv.format, scratch) {}
+
+  void run() {
+    const AttentionStep& step = plan_.step();
+    if (tile_.writes_kv) {
+      const int end = tile_.first_row + tile_.num_tokens;
+      store_kv_rows(args_.heads, args_.kv, args_.slots, tile_.first_row, end,
+                    step.query_starts[tile_.sequence + 1] - 1, tile_.num_tokens, kv_head_);
+    }
+    take_queries();
+    clear_sums();
+    for (int chunk = tile_.first_chunk; chunk < tile_.end_chunk; ++chunk) attend_chunk(chunk);
+    if (tile_.split >= 0) {
+      if (!plan_.finish_split_tile(tile_, kv_head_)) return;
+      merge_partials();
+    }
+    write_out();
+  }
+
+ private:
+  int group_rows(int first_row) const { return std::min(kGroupRows, num_rows_ - first_row); }
+  int position(int row) const {
+    return tile_.first_position + row / shape_.queries_per_kv_head();
+  }
+
+  void take_queries() {
+    const int dim = shape_.head_dim, per_head = shape_.queries_per_kv_head();
+    const F32 scale = set1(args_.scale * kLog2E);
+    alignas(64) float turned[kMaxHeadDim];
+    alignas(64) uint16_t narrow[kMaxHeadDim];
+    for (int row = 0; row < num_rows_; ++row) {
+      const int64_t token = tile_.first_row + row / per_head;
+      const float* query = args_.heads.rows + token * shape_.fused_width() +
+                           (kv_head_ * per_head + row % per_head) * dim;
+      const float* factors =
+          args_.heads.rope_factors ? args_.heads.rope_factors + token * dim : nullptr;
+      turn_head(query, args_.heads.query_norm, args_.heads.norm_eps, factors, dim, turned);
+      for (int i = 0; i < dim; i += kLanes)
+        store_bf16(narrow + i, mul(load(turned + i), scale));
+      uint32_t* pairs =
+          work_.queries + row / kGroupRows * kGroupRows * (dim / 2) + row % kGroupRows;
+      for (int pair = 0; pair < dim / 2; ++pair)
+        pairs[pair * kGroupRows] = load_pair(narrow + 2 * pair);
+    }
+  }
+
+  void clear_sums() {
+    std::fill_n(work_.maximum, num_rows_, kLowest);
+    std::fill_n(work_.total, num_rows_, 0.0f);
+    std::fill_n(work_.mixed, num_rows_ * shape_.head_dim, 0.0f);
+  }
+
+  Chunk chunk_at(int index) {
+    const AttentionStep& step = plan_.step();
+    const KvLayer& kv = args_.kv;
+    Chunk chunk{index * kChunkKeys, {}, {}, {}, {}};
+    const int32_t* table = step.block_tables + int64_t(tile_.sequence) * step.table_width;
+    const int last_block = position(num_rows_ - 1) / kBlockTokens;
+    const int first_block = lowest_key(0) / kBlockTokens;
+    const size_t plane_elements = size_t(kBlockTokens * shape_.head_dim);
+    for (int i = 0; i < kChunkBlocks; ++i) {
+      const int block = index * kChunkBlocks + i;
+      if (block > last_block || block < first_block) continue;
+      const std::byte* keys = kv.head(table[block], kv_head_);
+      const std::byte* values = keys + kv.plane_bytes();
+      if (kv.format == KvFormat::bf16) {
+        chunk.keys[i] = reinterpret_cast<const uint16_t*>(keys);
+        chunk.values[i] = reinterpret_cast<const uint16_t*>(values);
+        continue;
+      }
+      chunk.key_scales[i] = reinterpret_cast<const float*>(values + kv.plane_bytes());
+      chunk.value_scales[i] = chunk.key_scales[i] + kBlockTokens;
+      uint16_t* wide_keys = work_.widened + size_t(2 * i) * plane_elements;
+      chunk.keys[i] = widen(keys, plane_elements, wide_keys);
+      chunk.values[i] = widen(values, plane_elements, wide_keys + plane_elements);
+    }
+    return chunk;
+  }
+
+  // Signed bytes are exact in bf16; their scales go to the scores and to the weights.
+  static const uint16_t* widen(const std::byte* bytes, size_t count, uint16_t* wide) {
+    const auto* elements = reinterpret_cast<const int8_t*>(bytes);
+    for (size_t i = 0; i < count; i += kLanes) store_bf16(wide + i, load_s8(elements + i));
+    return wide;
+  }
+
+  int lowest_key(int row) const {
+    return plan_.window() ? std::max(0, position(row) - plan_.window() + 1) : 0;
+  }
+
+  void attend_chunk(int index) {
+    const Chunk chunk = chunk_at(index);
+    for (int row = 0; row < num_rows_; row += kGroupRows) attend_group(chunk, index, row);
+  }
+
+  void attend_group(const Chunk& chunk, int index, int first_row) {
+    const int rows = group_rows(first_row), dim = shape_.head_dim;
+    const int lowest = lowest_key(first_row) - chunk.first_key;
+    const int highest = position(first_row + rows - 1) - chunk.first_key;
+    ChunkSums sums;
+    std::fill_n(sums.maximum, kLanes, kLowest);
+    std::fill_n(sums.total, kLanes, 0.0f);
+    float* mixed = work_.mixed + first_row * dim;
+    const bool is_seen = highest >= 0 && lowest < kChunkKeys;
+    const int first_block = std::max(0, lowest) / kBlockTokens;
+    const int end_block = std::min(kChunkBlocks, highest / kBlockTokens + 1);
+    if (is_seen) {
+      score_group(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block, end_block,
+                  dim, work_.scores);
+      for (int r = 0; r < rows; ++r)
+        weigh_row(chunk, first_block, end_block, first_row + r, r, sums);
+    }
+    if (tile_.split >= 0) {
+      float* partial = chunk_partial(index);
+      std::copy_n(sums.maximum, rows, partial + first_row);
+      std::copy_n(sums.total, rows, partial + num_rows_ + first_row);
+      float* partial_mixed = partial + 2 * num_rows_ + first_row * dim;
+      if (is_seen)
+        mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, nullptr,
+                  partial_mixed);
+      else
+        std::fill_n(partial_mixed, rows * dim, 0.0f);
+    } else if (is_seen) {
+      alignas(64) float keep[kLanes], add[kLanes];
+      merge_sums(sums, first_row, rows, keep, add);
+      const Merge merge{keep, add};
+      mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed);
+    }
+  }
+
+  // Turns one row's scores into weights; keys that it does not see get exactly none.
+  void weigh_row(const Chunk& chunk, int first_block, int end_block, int row, int r,
+                 ChunkSums& sums) {
+    float* scores = work_.scores + r * kChunkKeys;
+    uint16_t* weights = work_.weights + r * kChunkKeys;
+    const int begin = first_block * kBlockTokens, end = end_block * kBlockTokens;
+    const int first_seen = std::clamp(lowest_key(row) - chunk.first_key, begin, end);
+    const int end_seen = std::clamp(position(row) - chunk.first_key + 1, first_seen, end);
+    const bool is_int8 = args_.kv.format == KvFormat::int8;
+    if (is_int8)
+      for (int i = begin; i < end; i += kLanes)
+        store(scores + i, mul(load(scores + i), load(chunk.key_scales[i / kBlockTokens] +
+                                                     i % kBlockTokens)));
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    std::fill(scores + begin, scores + first_seen, kHidden);
+    std::fill(scores + end_seen, scores + end, kHidden);
+
+    F32 highest = set1(kLowest);
+    for (int i = begin; i < end; i += kLanes) highest = max(highest, load(scores + i));
+    const float maximum = largest(highest);
+    const F32 shift = set1(maximum);
+    F32 total = zero();
+    for (int i = begin; i < end; i += kLanes) {
+      F32 weight = exp2_weight(sub(load(scores + i), shift));
+      total = add(total, weight);
+      if (is_int8)
+        weight = mul(weight, load(chunk.value_scales[i / kBlockTokens] + i % kBlockTokens));
+      store_bf16(weights + i, weight);
+    }
+    sums.maximum[r] = maximum;
+    sums.total[r] = sum(total);
+  }
+
+  // Merges a chunk's sums into those of the rows so far; gives the factors for the values.
+  void merge_sums(const ChunkSums& sums, int first_row, int rows, float* keep, float* add) {
+    const F32 before = load_first(work_.maximum + first_row, rows);
+    const F32 chunk_maximum = load(sums.maximum);
+    const F32 maximum = max(before, chunk_maximum);
+    const F32 keep_factor = exp2_weight(sub(before, maximum));
+    const F32 add_factor = exp2_weight(sub(chunk_maximum, maximum));
+    const F32 total = load_first(work_.total + first_row, rows);
+    store_first(work_.maximum + first_row, maximum, rows);
+    store_first(work_.total + first_row,
+                fma(load(sums.total), add_factor, mul(total, keep_factor)), rows);
+    store(keep, keep_factor);
+    store(add, add_factor);
+  }
+
+  float* chunk_partial(int index) {
+    const AttentionSplit& split = plan_.split(tile_.split);
+    return plan_.partials(tile_, kv_head_) +
+           (index - split.first_chunk) * plan_.partial_floats_per_chunk(tile_.num_tokens);
+  }
+
+  void merge_partials() {
+    const AttentionSplit& split = plan_.split(tile_.split);
+    const int dim = shape_.head_dim;
+    for (int index = split.first_chunk; index < split.end_chunk; ++index) {
+      const float* partial = chunk_partial(index);
+      for (int first_row = 0; first_row < num_rows_; first_row += kGroupRows) {
+        const int rows = group_rows(first_row);
+        ChunkSums sums{};
+        std::copy_n(partial + first_row, rows, sums.maximum);
+        std::copy_n(partial + num_rows_ + first_row, rows, sums.total);
+        alignas(64) float keep[kLanes], add[kLanes];
+        merge_sums(sums, first_row, rows, keep, add);
+        for (int r = 0; r < rows; ++r) {
+          float* mixed = work_.mixed + (first_row + r) * dim;
+          const float* chunk_mixed = partial + 2 * num_rows_ + (first_row + r) * dim;
+          for (int i = 0; i < dim; i += kLanes)
+            store(mixed + i, fma(load(chunk_mixed + i), set1(add[r]),
+                                 mul(load(mixed + i), set1(keep[r]))));
+        }
+      }
+    }
+  }
+
+  void write_out() {
+    const int dim = shape_.head_dim, per_head = shape_.queries_per_kv_head();
+    const bool is_bf16 = args_.format == RowFormat::bf16;
+    const size_t element = is_bf16 ? sizeof(uint16_t) : sizeof(float);
+    const size_t width = size_t(shape_.query_width()), padded_width = (width + 31) / 32 * 32;
+    for (int row = 0; row < num_rows_; ++row) {
+      std::byte* out_row = args_.out + size_t(tile_.first_row + row / per_head) * args_.out_row_bytes;
+      std::byte* out = out_row + size_t((kv_head_ * per_head + row % per_head) * dim) * element;
+      const float* mixed = work_.mixed + row * dim;
+      const F32 inverse = set1(1.0f / work_.total[row]);
+      for (int i = 0; i < dim; i += kLanes) {
+        // Adding zero gives every zero one sign: which sign it had may depend on hidden keys.
+        const F32 value = add(mul(load(mixed + i), inverse), zero());
+        if (is_bf16)
+          store_bf16(reinterpret_cast<uint16_t*>(out) + i, value);
+        else
+          store(reinterpret_cast<float*>(out) + i, value);
+      }
+      if (is_bf16 && kv_head_ == shape_.num_kv_heads - 1)
+        std::memset(out_row + width * element, 0, (padded_width - width) * element);
+    }
+  }
+
+  const AttentionArgs& args_;
+  AttentionPlan& plan_;
+  const HeadShape& shape_;
+  const AttentionTile& tile_;
+  const int kv_head_;
+  const int num_rows_;
+  Workspace work_;
+};
+
+int num_write_tiles(const KvWriteArgs& args) {
+  return (args.num_tokens + kWriteTileTokens - 1) / kWriteTileTokens;
+}
+
+void write_kv(const KvWriteArgs& args, int tile) {
+  const AttentionStep& step = args.plan->step();
+  int row = tile * kWriteTileTokens;
+  const int end = std::min(args.num_tokens, row + kWriteTileTokens);
+  const int32_t* starts = step.query_starts;
+  int sequence = int(std::upper_bound(starts, starts + step.num_sequences + 1, row) - starts) - 1;
+  for (; row < end; ++sequence) {
+    const int sequence_end = starts[sequence + 1];
+    const int run_end = std::min(end, sequence_end);
+    for (int head = 0; head < args.heads.shape.num_kv_heads; ++head)
+      store_kv_rows(args.heads, args.kv, args.slots, row, run_end, sequence_end - 1,
+                    sequence_end - starts[sequence], head);
+    row = run_end;
+  }
+}
+
+size_t scratch_bytes(const HeadShape& shape, KvFormat format) {
+  return Workspace::bytes(shape, format);
+}
+
+void attend(const AttentionArgs& args, int tile, std::byte* scratch) {
+  TileRun(args, tile, scratch).run();
+}
+
+}  // namespace
+
+const AttentionKernels kAttentionKernels = {num_write_tiles, write_kv, scratch_bytes, attend};
+
+}  // namespace tf::TF_ISA

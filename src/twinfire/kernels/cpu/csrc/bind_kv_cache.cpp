@@ -1,0 +1,84 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bind_arrays.h"
+#include "bindings.h"
+#include "kv_cache.h"
+
+namespace tf {
+
+namespace nb = nanobind;
+
+namespace {
+
+std::shared_ptr<KvCache> make_cache(int num_layers, int num_kv_heads, int head_dim,
+                                    std::string_view format, int64_t num_blocks) {
+  require(num_layers > 0 && num_kv_heads > 0 && num_blocks > 0, "an empty KV cache");
+  require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
+  require(format == "bf16" || format == "int8", "KV is bf16 or int8");
+  return std::make_shared<KvCache>(
+      KvShape{num_layers, num_kv_heads, head_dim,
+              format == "int8" ? KvFormat::int8 : KvFormat::bf16, num_blocks});
+}
+
+void check_ids(const KvCache& cache, const std::vector<int64_t>& ids) {
+  for (int64_t id : ids)
+    if (id < 0 || id >= cache.shape().num_blocks)
+      throw nb::value_error(
+          ("block ids must lie in [0, " + std::to_string(cache.shape().num_blocks) + ")").c_str());
+}
+
+nb::bytes export_blocks(const KvCache& cache, const std::vector<int64_t>& ids) {
+  check_ids(cache, ids);
+  const size_t block_bytes = size_t(cache.wire_bytes_per_block());
+  nb::bytes content = nb::steal<nb::bytes>(
+      PyBytes_FromStringAndSize(nullptr, Py_ssize_t(ids.size() * block_bytes)));
+  if (!content.is_valid()) throw nb::python_error();
+  auto* wire = reinterpret_cast<std::byte*>(PyBytes_AsString(content.ptr()));
+  const nb::gil_scoped_release released;
+  for (size_t i = 0; i < ids.size(); ++i)
+    cache.export_block(ids[i], {wire + i * block_bytes, block_bytes});
+  return content;
+}
+
+void import_blocks(KvCache& cache, const std::vector<int64_t>& ids, nb::bytes content) {
+  check_ids(cache, ids);
+  const size_t block_bytes = size_t(cache.wire_bytes_per_block());
+  if (content.size() != ids.size() * block_bytes)
+    throw nb::value_error((std::to_string(content.size()) + " bytes for " +
+                           std::to_string(ids.size()) + " blocks; they take " +
+                           std::to_string(ids.size() * block_bytes))
+                              .c_str());
+  const auto* wire = static_cast<const std::byte*>(content.data());
+  const nb::gil_scoped_release released;
+  for (size_t i = 0; i < ids.size(); ++i)
+    cache.import_block(ids[i], {wire + i * block_bytes, block_bytes});
+}
+
+}  // namespace
+
+void bind_kv_cache(nb::module_& module) {
+  nb::class_<KvCache>(module, "KvCache")
+      .def(nb::new_(&make_cache), nb::arg("num_layers"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), nb::arg("format"), nb::arg("num_blocks"))
+      .def_prop_ro("memory_bytes", &KvCache::memory_bytes)
+      .def_prop_ro("wire_bytes_per_block", &KvCache::wire_bytes_per_block)
+      .def("copy_blocks",
+           [](KvCache& cache, ConstMatrix<int32_t> pairs) {
+             require(pairs.shape(1) == 2, "pairs are [n, 2]");
+             const int32_t* ids = pairs.data();
+             check_ids(cache, {ids, ids + 2 * pairs.shape(0)});
+             for (size_t i = 0; i < pairs.shape(0); ++i)
+               cache.copy_block(ids[2 * i], ids[2 * i + 1]);
+           },
+           nb::arg("pairs"))
+      .def("export_blocks", &export_blocks, nb::arg("block_ids"))
+      .def("import_blocks", &import_blocks, nb::arg("block_ids"), nb::arg("content"));
+}
+
+}  // namespace tf
