@@ -1,5 +1,10 @@
 """The extension module, built from `csrc/`."""
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
 kernel_version: str
 """Changes whenever a kernel's source or the compiler does: equal versions compute equal bits."""
 
@@ -19,3 +24,109 @@ class ThreadTeam:
 
     def measure_phases(self, num_phases: int, tiles_per_phase: int) -> tuple[float, int]:
         """Run empty tiles; return (microseconds per phase, tiles run)."""
+
+class KvCache:
+    """The memory of `num_blocks` KV blocks of 32 tokens, zeroed; `format` is bf16 or int8."""
+
+    def __init__(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, format: str, num_blocks: int
+    ) -> None:
+        """ValueError unless `head_dim` is a multiple of 16."""
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def wire_bytes_per_block(self) -> int: ...
+    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy block `pairs[:, 0]` to block `pairs[:, 1]`, one after the other."""
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+        """Return the blocks in the canonical wire layout; ValueError on a block that is none.
+
+        In int8 a block's float32 scales, one for each head and token, follow its elements.
+        """
+
+    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+
+class Attention:
+    """One layer's attention by itself, for tests and benchmarks."""
+
+    def __init__(self, team: ThreadTeam, isa: str, cache: KvCache, num_heads: int) -> None: ...
+    def __call__(
+        self,
+        layer: int,
+        fused: npt.NDArray[np.float32],
+        slots: npt.NDArray[np.int32],
+        query_starts: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        *,
+        scale: float,
+        window: int = 0,
+        query_norm: npt.NDArray[np.float32] | None = None,
+        key_norm: npt.NDArray[np.float32] | None = None,
+        norm_eps: float = 0.0,
+        rope_factors: npt.NDArray[np.float32] | None = None,
+        as_bf16: bool = False,
+    ) -> npt.NDArray[np.uint8]:
+        """Store the rows' keys and values and attend.
+
+        `fused` is [tokens, q heads + k heads + v heads]. Returns the bytes of the rows: float32
+        [tokens, query width], or bf16 padded to a multiple of 32 columns.
+        """
+
+def rms_norm(
+    isa: str,
+    residual: npt.NDArray[np.float32],
+    added: npt.NDArray[np.float32] | None,
+    weight: npt.NDArray[np.float32],
+    eps: float,
+    format: str,
+) -> npt.NDArray[np.uint8]:
+    """Add to the residual in place; return its normed rows in a row format."""
+
+def silu_mul(
+    isa: str, gate_up: npt.NDArray[np.float32], format: str
+) -> npt.NDArray[np.uint8]:
+    """Return silu(first half) * second half of each row in a row format."""
+
+def convert_rows(
+    isa: str, rows: npt.NDArray[np.float32], format: str
+) -> npt.NDArray[np.uint8]:
+    """Return rows in a row format."""
+
+def embed_f32(
+    isa: str, table: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Return rows of a table."""
+
+def embed_f16(
+    isa: str, table: npt.NDArray[np.uint16], ids: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Return rows of a table that holds the bits of float16."""
+
+def embed_bf16(
+    isa: str, table: npt.NDArray[np.uint16], ids: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Return rows of a table that holds the bits of bfloat16."""
+
+def take_rows(
+    rows: npt.NDArray[np.float32], indices: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Return the rows at `indices`."""
+
+def rope_factors(
+    positions: npt.NDArray[np.int32], inv_freq: npt.NDArray[np.float32], attention_factor: float
+) -> npt.NDArray[np.float32]:
+    """Return [positions, head_dim]: the cosines of a position's angles, then the sines."""
+
+def argmax(isa: str, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return the id of each row's largest value, the lowest one among equals."""
+
+def top_k(
+    isa: str, logits: npt.NDArray[np.float32], k: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return the k largest of each row and their ids, the lowest id first among equals."""
+
+def logsumexp(isa: str, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return log(sum(exp(row))) of each row."""

@@ -33,6 +33,10 @@ NB_MODULE(_native, module) {
   module.def("isa", [] { return kIsaNames[size_t(best_isa())]; });
   module.def("supported_isas", &supported_isas);
   bind_thread_team(module);
+  bind_kv_cache(module);
+  bind_attention(module);
+  bind_rows(module);
+  bind_sampling(module);
 }
 
 }  // namespace tf

@@ -10,6 +10,10 @@ namespace tf {
 // ValueError when there is no such instruction set or the processor lacks it.
 Isa parse_isa(std::string_view name);
 
+void bind_attention(nanobind::module_& module);
+void bind_kv_cache(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);
 void bind_thread_team(nanobind::module_& module);
 
 }  // namespace tf
