@@ -25,6 +25,99 @@ class ThreadTeam:
     def measure_phases(self, num_phases: int, tiles_per_phase: int) -> tuple[float, int]:
         """Run empty tiles; return (microseconds per phase, tiles run)."""
 
+def allocate_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed memory that starts at a page, in huge pages where the system has them."""
+
+class PackedMatrix:
+    """A matrix [n, k] in panels, a view of memory that it keeps alive.
+
+    Formats are bf16, int8, q8_0, q4_0 and q4_1. A `gated` matrix is [gate; up], n rows together.
+    """
+
+    def __init__(
+        self,
+        format: str,
+        n: int,
+        k: int,
+        gated: bool,
+        has_bias: bool,
+        panels: npt.NDArray[np.uint8],
+    ) -> None:
+        """ValueError when `panels` has another size or does not start at 64 bytes."""
+
+    @staticmethod
+    def num_bytes_of(
+        format: str, n: int, k: int, gated: bool = False, has_bias: bool = False
+    ) -> int:
+        """Return the bytes of the panels of such a matrix."""
+    @property
+    def format(self) -> str: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def has_bias(self) -> bool: ...
+    @property
+    def num_panels(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def out_columns(self) -> int:
+        """Width of a product: n / 2 for a gated matrix."""
+    @property
+    def input_format(self) -> str:
+        """Format of the activation rows that it multiplies."""
+
+def pack_panels(
+    matrix: PackedMatrix,
+    panels: npt.NDArray[np.uint8],
+    parts: Sequence[tuple[str, npt.NDArray[np.uint8]]],
+    bias: npt.NDArray[np.float32] | None,
+    first_panel: int,
+    last_panel: int,
+    isa: str | None = None,
+) -> None:
+    """Write panels [first, last) from rows as they lie on disk, without the GIL.
+
+    `parts` are (format, bytes), one above the other: f32, f16, bf16, q8_0, q4_0 or q4_1. A block
+    format that is that of the matrix is only reordered; all others go through float32.
+    ValueError when sizes do not fit.
+    """
+
+def row_to_f32(
+    matrix: PackedMatrix, row: int, out: npt.NDArray[np.float32], isa: str | None = None
+) -> None:
+    """Write row `row` of the unpacked matrix to `out` [k]."""
+
+def activation_row_bytes(format: str, k: int) -> int:
+    """Return the bytes of a row of k values as f32, bf16, int8 or int8_groups."""
+
+def write_activation_rows(
+    x: npt.NDArray[np.float32],
+    format: str,
+    out: npt.NDArray[np.uint8],
+    isa: str | None = None,
+) -> None:
+    """Write rows [R, k] to `out` [R, row bytes]."""
+
+def gemm(
+    matrix: PackedMatrix,
+    rows: npt.NDArray[np.uint8],
+    epilogue: str,
+    out: npt.NDArray[np.uint8],
+    team: ThreadTeam | None = None,
+    isa: str | None = None,
+) -> None:
+    """Multiply activation rows [R, row bytes] into `out` [R, row bytes], on the caller's thread
+    or on a team.
+
+    Epilogues: store_bf16, store_f32, add_f32 (out += y), and for a gated matrix silu_mul_f32,
+    silu_mul_bf16 and silu_mul_int8_groups.
+    """
+
 class KvCache:
     """The memory of `num_blocks` KV blocks of 32 tokens, zeroed; `format` is bf16 or int8."""
 

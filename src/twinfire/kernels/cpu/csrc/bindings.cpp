@@ -37,6 +37,7 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_rows(module);
   bind_sampling(module);
+  bind_gemm(module);
 }
 
 }  // namespace tf

@@ -10,6 +10,7 @@ namespace tf {
 // ValueError when there is no such instruction set or the processor lacks it.
 Isa parse_isa(std::string_view name);
 
+void bind_gemm(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_kv_cache(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);

@@ -1,4 +1,5 @@
 #include "gemm_formats.h"
+#include "quantise_rows.h"
 
 namespace tf::TF_ISA {
 
@@ -12,6 +13,6 @@ static void run(const GemmArgs& args, int tile) {
   }
 }
 
-const GemmKernels kGemmKernels = {&run};
+const GemmKernels kGemmKernels = {&run, &write_activation_row};
 
 }  // namespace tf::TF_ISA

@@ -14,10 +14,13 @@ namespace tf {
 enum class Epilogue : int {
   store_bf16,
   store_f32,
-  add_f32,          // out += y, the residual stream
-  silu_mul_bf16,    // silu(gate) * up of a gated matrix
-  silu_mul_int8_groups,  // the same, quantised as input of a matrix with groups
+  add_f32,               // out += y, the residual stream
+  silu_mul_f32,          // silu(gate) * up of a gated matrix
+  silu_mul_bf16,         // the same, as input of a bf16 matrix
+  silu_mul_int8_groups,  // the same, as input of a matrix with groups
 };
+
+inline bool is_gated(Epilogue epilogue) { return epilogue >= Epilogue::silu_mul_f32; }
 
 struct GemmArgs {
   const PackedMatrix* matrix;
@@ -74,6 +77,8 @@ inline int gemm_num_tiles(const GemmArgs& args) {
 
 struct GemmKernels {
   void (*run)(const GemmArgs& args, int tile);
+  // x[k] to a row of `format`, its padding included.
+  void (*write_row)(const float* x, int k, RowFormat format, void* row);
 };
 
 namespace avx512 { extern const GemmKernels kGemmKernels; }

@@ -77,8 +77,9 @@ void dot_strip(const TilePart& part, int k, int k_end, int first_vector, std::by
 template <typename Format>
 void dot_block(const TilePart& part, int k, int k_end, Sums& sums) {
   auto* base = reinterpret_cast<std::byte*>(&sums);
-  if (kRegisterSums >= 2 * kPanelVectors && part.num_vectors == kPanelVectors)
-    return dot_strip<Format, kPanelVectors>(part, k, k_end, 0, base);
+  if constexpr (kRegisterSums >= 2 * kPanelVectors)
+    if (part.num_vectors == kPanelVectors)
+      return dot_strip<Format, kPanelVectors>(part, k, k_end, 0, base);
   for (int v = 0; v < part.num_vectors; v += 2)
     dot_strip<Format, 2>(part, k, k_end, part.first_vector + v, base);
 }

@@ -122,18 +122,16 @@ struct Groups {
                                sums.f32 + row * kPanelColumns + v * kLanes);
   }
 
+  // Of the heights that exist the greatest that fits, and again for what is left.
   template <int kRows>
-  static void add_run(const TilePart& part, int row, int num, int k, int k_end, Sums& sums) {
-    if (num == kRows) return add_rows<kRows>(part, row, k, k_end, sums);
-    if constexpr (kRows > 1) add_run<kRows - 1>(part, row, num, k, k_end, sums);
+  static void add_all(const TilePart& part, int row, int k, int k_end, Sums& sums) {
+    for (; part.num_rows - row >= kRows; row += kRows) add_rows<kRows>(part, row, k, k_end, sums);
+    constexpr int kNext = kRows > 4 ? kRows - 4 : kRows - 1;
+    if constexpr (kNext > 0) add_all<kNext>(part, row, k, k_end, sums);
   }
 
   static void accumulate(const TilePart& part, int k, int k_end, Sums& sums) {
-    const int runs = (part.num_rows + kGroupRows - 1) / kGroupRows;
-    for (int run = 0; run < runs; ++run) {
-      const int row = part.num_rows * run / runs, end = part.num_rows * (run + 1) / runs;
-      add_run<kGroupRows>(part, row, end - row, k, k_end, sums);
-    }
+    add_all<kGroupRows>(part, 0, k, k_end, sums);
   }
 
   static F32 value(const TilePart&, const Sums& sums, int row, int v) {

@@ -75,6 +75,13 @@ inline void finish_row(const TilePart& part, int row, const F32* y) {
         else if (n > 0) store_first(at, add(load_first(at, n), y[v]), n);
       }
       break;
+    case Epilogue::silu_mul_f32:
+      for (int v = first; v < last; v += 2) {
+        const int column = part.panel * (kPanelColumns / 2) + v / 2 * kLanes;
+        store_columns(reinterpret_cast<float*>(out) + column, mul(silu(y[v]), y[v + 1]),
+                      columns - column);
+      }
+      break;
     case Epilogue::silu_mul_bf16:
       for (int v = first; v < last; v += 2) {
         const int column = part.panel * (kPanelColumns / 2) + v / 2 * kLanes;

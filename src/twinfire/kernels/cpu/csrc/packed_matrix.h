@@ -36,7 +36,10 @@ struct PackedMatrix {
 
   int k_padded() const { return round_up(k, kGroupSize); }
   int num_groups() const { return k_padded() / kGroupSize; }
-  int num_panels() const { return round_up(n, kPanelColumns) / kPanelColumns; }
+  int num_panels() const {
+    const int per_panel = gated ? kPanelColumns / 2 : kPanelColumns;
+    return (out_columns() + per_panel - 1) / per_panel;
+  }
   // Columns of the result: those of silu(gate) * up for a gated matrix.
   int out_columns() const { return gated ? n / 2 : n; }
 
@@ -68,7 +71,7 @@ struct PackedMatrix {
     return reinterpret_cast<const float*>(panel(index) + value_bytes() + scale_bytes());
   }
 
-  // Where row `row` of the unpacked matrix [n, k] went: its panel and column in it.
+  // The panel and the column in it of row `row` of the unpacked matrix [n, k].
   struct Place {
     int panel, column;
   };
@@ -76,6 +79,15 @@ struct PackedMatrix {
     if (!gated) return {row / kPanelColumns, row % kPanelColumns};
     const int half = n / 2, is_up = row >= half, out = row - is_up * half;
     return {out / 32, out % 32 / 16 * 32 + is_up * 16 + out % 16};
+  }
+  // Its inverse; -1 where the panel is padded.
+  int row_at(int panel, int column) const {
+    if (!gated) {
+      const int row = panel * kPanelColumns + column;
+      return row < n ? row : -1;
+    }
+    const int half = n / 2, out = panel * 32 + column / 32 * 16 + column % 16;
+    return out < half ? out + column % 32 / 16 * half : -1;
   }
 };
 
