@@ -178,14 +178,10 @@ def rms_norm(
 ) -> npt.NDArray[np.uint8]:
     """Add to the residual in place; return its normed rows in a row format."""
 
-def silu_mul(
-    isa: str, gate_up: npt.NDArray[np.float32], format: str
-) -> npt.NDArray[np.uint8]:
+def silu_mul(isa: str, gate_up: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
     """Return silu(first half) * second half of each row in a row format."""
 
-def convert_rows(
-    isa: str, rows: npt.NDArray[np.float32], format: str
-) -> npt.NDArray[np.uint8]:
+def convert_rows(isa: str, rows: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
     """Return rows in a row format."""
 
 def embed_f32(
@@ -223,3 +219,89 @@ def top_k(
 
 def logsumexp(isa: str, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return log(sum(exp(row))) of each row."""
+
+class Program:
+    """A model's step as nodes that run in the order in which they were added.
+
+    Buffers hold rows between nodes: float32, bf16, int8 or int8_groups, one row per token or one
+    per logit row. Weights and tables that are passed stay alive with the program.
+    """
+
+    def __init__(self, team: ThreadTeam, isa: str, vocab_size: int) -> None: ...
+    def add_buffer(self, format: str, width: int, per_logit_row: bool) -> int:
+        """Return the number of a new buffer."""
+
+    def add_rope(self, inv_freq: Sequence[float], attention_factor: float) -> int:
+        """Return the number of a new rotary table."""
+
+    def add_embed_packed(self, table: PackedMatrix, out: int) -> None:
+        """Read rows of a packed table."""
+
+    def add_embed_plain(self, table: npt.NDArray[np.uint8], format: str, out: int) -> None:
+        """Read rows of an f32, f16 or bf16 table as it lies on disk."""
+
+    def add_norm(self, rows: int, weight: Sequence[float], eps: float, out: int) -> None:
+        """Norm float rows into any form."""
+
+    def add_convert(self, rows: int, out: int) -> None:
+        """Write float rows in another form."""
+
+    def add_take_rows(self, rows: int, out: int) -> None:
+        """Copy the rows whose logits the step wants."""
+
+    def add_gemm(
+        self, matrix: PackedMatrix, rows: int, epilogue: str, out: int, sole_reader: bool
+    ) -> None:
+        """Multiply. `sole_reader` says that no other node reads `rows`."""
+
+    def add_attention(
+        self,
+        heads: tuple[int, int, int],
+        layer: int,
+        fused: int,
+        query_norm: Sequence[float],
+        key_norm: Sequence[float],
+        norm_eps: float,
+        rope: int | None,
+        window: int,
+        scale: float,
+        out: int,
+    ) -> None:
+        """Norm (unless a norm is empty), turn and store the fused rows' heads, and attend.
+
+        `heads` are query heads, KV heads and head_dim. `window` 0 means all keys.
+        """
+
+    def set_head(self, matrix: PackedMatrix, hidden: int) -> None:
+        """Name the matrix and rows of `logits`."""
+
+    def run(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.int32],
+        query_starts: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        logit_rows: npt.NDArray[np.int32],
+        block_copies: npt.NDArray[np.int32],
+        kv: KvCache,
+        one_by_one: bool = False,
+    ) -> None:
+        """Compute a step (see `StepBatch`) without the GIL; ValueError when it makes no sense.
+
+        With `one_by_one` every node is complete before the next one begins.
+        """
+
+    def logits(self, start: int, stop: int, out: npt.NDArray[np.float32]) -> None:
+        """Write the scores of the last step's logit rows [start, stop)."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes; one that is fused into its reader is not counted."""
+    @property
+    def num_phases(self) -> int:
+        """Phases of the last step, each of which ends with a wait for all its tiles."""
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of all buffers, which grows to what the largest step has needed."""

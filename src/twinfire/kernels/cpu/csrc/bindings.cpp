@@ -38,6 +38,7 @@ NB_MODULE(_native, module) {
   bind_rows(module);
   bind_sampling(module);
   bind_gemm(module);
+  bind_program(module);
 }
 
 }  // namespace tf

@@ -1,0 +1,160 @@
+"""A model on the native CPU kernels, with its KV memory.
+
+Implements `Runner`. The model runs once, recording; every step replays the program that this gave.
+Each row's bits depend on its own sequence only, whatever shares its step and on however many
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfire.artifacts.model_config import ModelConfig
+from twinfire.artifacts.tensors import WeightSource
+from twinfire.cache.kv_group import KvGroup, KvLayout
+from twinfire.engine.runner import LoadProgress
+from twinfire.kernels.cpu import _native
+from twinfire.kernels.cpu.lowering import lower, matrix_uses
+from twinfire.kernels.cpu.native_weights import NativeWeights
+from twinfire.kernels.cpu.recorder import Linear, Recorder
+from twinfire.kernels.cpu.weight_formats import Quantization
+from twinfire.kernels.step_batch import StepBatch
+from twinfire.models.registry import build_model
+
+TARGET_GROUP = "target"
+"""The KV group of the served model itself."""
+SCALES_GROUP = "target_scales"
+"""The scales of an 8-bit target group: one float for each token and head."""
+
+
+class NativeRunner:
+    """Made by `load_native_runner`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: NativeWeights,
+        program: _native.Program,
+        kv_dtype: str,
+        *,
+        op_by_op: bool = False,
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._program = program
+        self._kv_dtype = kv_dtype
+        self._op_by_op = op_by_op
+        self._kv: _native.KvCache | None = None
+        self._num_kept_rows: int | None = None
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self._config.vocab_size
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """The target group, and its scales where it has 8 bits."""
+        config = self._config
+        layers, heads = config.num_layers, config.num_kv_heads
+        target = KvGroup(TARGET_GROUP, layers, heads, config.head_dim, self._kv_dtype)
+        if self._kv_dtype != "int8":
+            return KvLayout((target,))
+        return KvLayout((target, KvGroup(SCALES_GROUP, layers, heads, 1, "f32")))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the packed weights take."""
+        return self._weights.num_bytes
+
+    def init_kv(self, num_blocks: int) -> None:
+        """Map KV memory, once; pages are only taken as blocks are written."""
+        if self._kv is not None:
+            raise RuntimeError("KV memory is already allocated")
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
+        config = self._config
+        self._kv = _native.KvCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, self._kv_dtype, num_blocks
+        )
+
+    def execute(self, batch: StepBatch) -> None:
+        """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
+        self._program.run(
+            batch.token_ids,
+            batch.positions,
+            batch.slots,
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.logit_rows,
+            batch.block_copies,
+            self._allocated(),
+            one_by_one=self._op_by_op,
+        )
+        self._num_kept_rows = len(batch.logit_rows)
+
+    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Return float32 logits [stop - start, vocab_size] of kept rows [start, stop)."""
+        if self._num_kept_rows is None:
+            raise RuntimeError("nothing has been executed")
+        if not 0 <= start <= stop <= self._num_kept_rows:
+            raise ValueError(f"rows [{start}, {stop}) of {self._num_kept_rows} kept rows")
+        count = stop - start
+        if count > len(self._logits):
+            self._logits = np.empty((count, self.vocab_size), np.float32)
+        if count:
+            self._program.logits(start, stop, self._logits[:count])
+        return self._logits[:count]
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+        """Return the blocks in the canonical wire layout; ValueError on a block that is none."""
+        return self._allocated().export_blocks(list(block_ids))
+
+    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+        self._allocated().import_blocks(list(block_ids), content)
+
+    def _allocated(self) -> _native.KvCache:
+        if self._kv is None:
+            raise RuntimeError("init_kv has not been called")
+        return self._kv
+
+
+def load_native_runner(
+    config: ModelConfig,
+    weights: WeightSource,
+    *,
+    quantization: Quantization,
+    kv_dtype: str,
+    num_threads: int,
+    progress: LoadProgress,
+    isa: str | None = None,
+    op_by_op: bool = False,
+) -> NativeRunner:
+    """Build, pack and record a model.
+
+    `kv_dtype` is bf16 or int8, `isa` one of `_native.supported_isas()`, by default the greatest.
+    With `op_by_op` every op of a step is complete before the next one begins, which gives the same
+    bits in more time. ModelError names a tensor that is missing or misshapen.
+    """
+    done_bytes = 0
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        progress("weights", done_bytes, max(done_bytes, weights.total_bytes))
+
+    packed = NativeWeights(quantization, num_threads, on_bytes)
+    model = build_model(config, weights, packed)
+    recorder = Recorder()
+    logits = model.logits(recorder, model.hidden_rows(recorder))
+    assert isinstance(logits, Linear), "logits come from a matrix"
+    packed.pack(matrix_uses(recorder.values, logits))
+    team = _native.ThreadTeam(num_threads)
+    program = lower(recorder.values, logits, packed, team, isa or _native.isa())
+    return NativeRunner(config, packed, program, kv_dtype, op_by_op=op_by_op)

@@ -1,0 +1,167 @@
+#include "program.h"
+
+#include <algorithm>
+
+namespace tf {
+
+namespace {
+
+// Beyond this many rows, waiting costs less than computing all of them in every thread.
+constexpr int kMostRepeatedRows = 4;
+
+}  // namespace
+
+int Program::add_buffer(RowFormat format, int width, bool per_logit_row) {
+  context_.buffers.push_back({format, width, per_logit_row, {}});
+  return int(context_.buffers.size()) - 1;
+}
+
+int Program::add_rope(std::vector<float> inv_freq, float attention_factor) {
+  context_.ropes.push_back(
+      std::make_unique<RopeFactors>(RopeFactors{std::move(inv_freq), attention_factor, {}}));
+  return int(context_.ropes.size()) - 1;
+}
+
+int Program::plan(const HeadShape& shape, int window) {
+  for (size_t index = 0; index < context_.plans.size(); ++index) {
+    const HeadShape& known = context_.plans[index]->shape();
+    if (context_.plan_windows[index] == window && known.num_heads == shape.num_heads &&
+        known.num_kv_heads == shape.num_kv_heads && known.head_dim == shape.head_dim)
+      return int(index);
+  }
+  context_.plans.push_back(std::make_unique<AttentionPlan>(shape));
+  context_.plan_windows.push_back(window);
+  return int(context_.plans.size()) - 1;
+}
+
+void Program::add(std::unique_ptr<RowNode> node, std::unique_ptr<GemmNode> matrix) {
+  nodes_.push_back({std::move(node), std::move(matrix)});
+}
+
+void Program::set_head(const PackedMatrix& matrix, int hidden) {
+  head_ = matrix;
+  hidden_ = hidden;
+}
+
+void Program::run(const StepInputs& inputs, KvCache& kv) {
+  prepare(inputs, kv);
+  plan_phases();
+  run_phases();
+}
+
+void Program::run_one_by_one(const StepInputs& inputs, KvCache& kv) {
+  prepare(inputs, kv);
+  const auto run_alone = [&](const Node& node) {
+    const int num_tiles = node.num_tiles(context_);
+    phases_.assign(1, {&node, nullptr});
+    tiles_of_phase_.assign(1, num_tiles);
+    if (num_tiles) run_phases();
+  };
+  for (const Step& step : nodes_) {
+    run_alone(*step.node);
+    if (step.matrix) run_alone(*step.matrix);
+  }
+}
+
+void Program::logits(int start, int stop, float* out) {
+  GemmArgs args{&*head_,
+                context_.data(hidden_),
+                context_.buffers[size_t(hidden_)].row_bytes(),
+                stop - start,
+                Epilogue::store_f32,
+                out,
+                sizeof(float) * size_t(head_->n)};
+  args.rows += size_t(start) * args.row_bytes;
+  struct Head final : TileRunner {
+    Head(const GemmKernels& gemm, const GemmArgs& args) : gemm(gemm), args(args) {}
+    void run_tile(int, int tile, int) override { gemm.run(args, tile); }
+    const GemmKernels& gemm;
+    const GemmArgs& args;
+  } head(context_.gemm, args);
+  const int num_tiles = gemm_num_tiles(args);
+  team_->run({&num_tiles, 1}, head);
+}
+
+size_t Program::buffer_bytes() const {
+  size_t bytes = 0;
+  for (const Buffer& buffer : context_.buffers) bytes += buffer.bytes.size();
+  for (const auto& rope : context_.ropes) bytes += rope->factors.size();
+  for (const ThreadScratch& scratch : scratch_)
+    bytes += scratch.rows.size() + scratch.workspace.size();
+  return bytes;
+}
+
+void Program::prepare(const StepInputs& inputs, KvCache& kv) {
+  context_.inputs = inputs;
+  context_.kv = &kv;
+  for (int copy = 0; copy < inputs.num_block_copies; ++copy)
+    kv.copy_block(inputs.block_copies[2 * copy], inputs.block_copies[2 * copy + 1]);
+  for (size_t index = 0; index < context_.buffers.size(); ++index) {
+    Buffer& buffer = context_.buffers[index];
+    buffer.bytes.reserve(size_t(context_.num_rows(int(index))) * buffer.row_bytes());
+  }
+  for (const auto& rope : context_.ropes)
+    rope->factors.reserve(sizeof(float) * size_t(inputs.num_tokens) * size_t(rope->head_dim()));
+  const AttentionStep step{inputs.num_sequences, inputs.query_starts, inputs.context_lens,
+                           inputs.block_tables, inputs.table_width};
+  for (size_t index = 0; index < context_.plans.size(); ++index)
+    context_.plans[index]->build(step, context_.plan_windows[index], team_->num_threads());
+  reserve_scratch();
+}
+
+void Program::reserve_scratch() {
+  size_t workspace = 0, rows = 0;
+  for (const Step& step : nodes_)
+    workspace = std::max(workspace, step.node->workspace_bytes(context_));
+  for (const Buffer& buffer : context_.buffers)
+    rows = std::max(rows, buffer.row_bytes() * kMostRepeatedRows);
+  scratch_.resize(size_t(team_->num_threads()));
+  for (ThreadScratch& scratch : scratch_) {
+    scratch.workspace.reserve(workspace);
+    scratch.rows.reserve(rows);
+  }
+}
+
+void Program::plan_phases() {
+  phases_.clear();
+  tiles_of_phase_.clear();
+  const auto add_phase = [&](const Node& node, const RowNode* own_input) {
+    if (const int num_tiles = node.num_tiles(context_)) {
+      phases_.push_back({&node, own_input});
+      tiles_of_phase_.push_back(num_tiles);
+    }
+  };
+  for (const Step& step : nodes_) {
+    if (!step.matrix) {
+      add_phase(*step.node, nullptr);
+      continue;
+    }
+    const auto& rows = static_cast<const RowNode&>(*step.node);
+    const bool repeated = context_.num_rows(rows.out()) <= kMostRepeatedRows;
+    if (!repeated) add_phase(rows, nullptr);
+    add_phase(*step.matrix, repeated ? &rows : nullptr);
+  }
+}
+
+void Program::run_phases() {
+  team_->run(tiles_of_phase_, *this);
+  num_phases_before_ += phases_.size();
+}
+
+void Program::run_tile(int phase, int tile, int thread) {
+  const Phase& running = phases_[size_t(phase)];
+  ThreadScratch& scratch = scratch_[size_t(thread)];
+  if (!running.own_input) {
+    running.node->run_tile(context_, tile, scratch);
+    return;
+  }
+  const uint64_t serial = num_phases_before_ + uint64_t(phase) + 1;
+  if (scratch.prepared_phase != serial) {
+    const int num_rows = context_.num_rows(running.own_input->out());
+    running.own_input->run_rows(context_, 0, num_rows, scratch.rows.data(), scratch);
+    scratch.prepared_phase = serial;
+  }
+  static_cast<const GemmNode*>(running.node)->run_tile_on(context_, tile, scratch.rows.data());
+}
+
+}  // namespace tf

@@ -1,0 +1,178 @@
+"""Weights of one model as the native kernels read them.
+
+Implements `WeightOps`: first every matrix is only declared, because how it is packed depends on
+how the model uses it; `pack` then reads each from its mapping once, on all threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twinfire.artifacts.tensors import MappedTensor
+from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels
+from twinfire.kernels.cpu.weight_formats import Quantization, packed_format
+from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
+
+Bytes = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+_PACKED_DIRECTLY = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
+_PLAIN_TABLES = ("f32", "f16", "bf16")
+_PANELS_AT_ONCE = 16
+"""Small enough to share a model's largest matrix evenly, large enough to be worth a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTable:
+    """Embedding rows as they lie in the mapped file."""
+
+    content: Bytes
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredMatrix:
+    """A matrix before it is packed."""
+
+    parts: tuple[MappedTensor, ...]
+    biases: tuple[MappedTensor, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return sum(part.shape[0] for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.parts[0].shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUse:
+    """How a model uses a matrix."""
+
+    is_gated: bool = False
+    """Its result goes through silu(first half) * second half."""
+    is_head: bool = False
+    """Its result is the logits."""
+
+
+class NativeWeights:
+    """All weights of a model. `on_bytes` is told of the disk bytes of each tensor once it is in."""
+
+    def __init__(
+        self, quantization: Quantization, num_threads: int, on_bytes: Callable[[int], None]
+    ) -> None:
+        self._quantization = quantization
+        self._num_threads = num_threads
+        self._on_bytes = on_bytes
+        self._declared: list[DeclaredMatrix] = []
+        self._matrices: list[PackedMatrix] = []
+        self._vectors: list[Float32Array] = []
+        self._tables: list[MappedTensor] = []
+        self._packed_tables: dict[int, PackedMatrix] = {}
+        self._rope_tables: list[RopeTable] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all weights; rows that stay in a mapped file are not counted."""
+        matrices = {id(m): m.num_bytes for m in (*self._matrices, *self._packed_tables.values())}
+        return sum(matrices.values()) + sum(vector.nbytes for vector in self._vectors)
+
+    def linear(
+        self, parts: Sequence[MappedTensor], biases: Sequence[MappedTensor] = ()
+    ) -> LinearRef:
+        """Declare a matrix of parts one above the other."""
+        matrix = DeclaredMatrix(tuple(parts), tuple(biases))
+        self._declared.append(matrix)
+        return LinearRef(len(self._declared) - 1, matrix.width, matrix.num_rows)
+
+    def vector(self, tensor: MappedTensor) -> VectorRef:
+        """Keep a vector."""
+        self._vectors.append(np.ascontiguousarray(tensor.to_float32()))
+        self._on_bytes(tensor.raw.nbytes)
+        return VectorRef(len(self._vectors) - 1, tensor.shape[0])
+
+    def embedding(self, tensor: MappedTensor) -> EmbeddingRef:
+        """Keep a table of rows."""
+        self._tables.append(tensor)
+        return EmbeddingRef(len(self._tables) - 1, tensor.shape[1])
+
+    def rope(self, table: RopeTable) -> RopeRef:
+        """Keep rotary frequencies."""
+        self._rope_tables.append(table)
+        return RopeRef(len(self._rope_tables) - 1)
+
+    def pack(self, uses: dict[int, MatrixUse]) -> None:
+        """Pack every declared matrix for its use, by the index of its reference; once."""
+        assert not self._matrices, "weights are packed once"
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="pack") as pool:
+            for index, declared in enumerate(self._declared):
+                self._matrices.append(self._packed(pool, declared, uses.get(index, MatrixUse())))
+            for index, table in enumerate(self._tables):
+                if table.format not in _PLAIN_TABLES:
+                    self._packed_tables[index] = self._packed_table(pool, table)
+
+    def matrix_at(self, ref: LinearRef) -> PackedMatrix:
+        """Return a packed matrix."""
+        return self._matrices[ref.index]
+
+    def vector_at(self, ref: VectorRef) -> Float32Array:
+        """Return a vector."""
+        return self._vectors[ref.index]
+
+    def embedding_at(self, ref: EmbeddingRef) -> PackedMatrix | PlainTable:
+        """Return a table: packed where its blocks have to be decoded, else as it lies on disk."""
+        packed = self._packed_tables.get(ref.index)
+        if packed is not None:
+            return packed
+        table = self._tables[ref.index]
+        return PlainTable(_content(table.raw), table.format)
+
+    def rope_at(self, ref: RopeRef) -> RopeTable:
+        """Return rotary frequencies."""
+        return self._rope_tables[ref.index]
+
+    def _packed_table(self, pool: ThreadPoolExecutor, table: MappedTensor) -> PackedMatrix:
+        for declared, matrix in zip(self._declared, self._matrices, strict=True):
+            if [part.name for part in declared.parts] == [table.name] and not matrix.gated:
+                return matrix
+        return self._packed(pool, DeclaredMatrix((table,), ()), MatrixUse(is_head=True))
+
+    def _packed(
+        self, pool: ThreadPoolExecutor, declared: DeclaredMatrix, use: MatrixUse
+    ) -> PackedMatrix:
+        format_name = packed_format(
+            [part.format for part in declared.parts], self._quantization, is_head=use.is_head
+        )
+        shape = (format_name, declared.num_rows, declared.width, use.is_gated)
+        has_bias = bool(declared.biases)
+        panels = allocate_bytes(PackedMatrix.num_bytes_of(*shape, has_bias))
+        matrix = PackedMatrix(*shape, has_bias, panels)
+        parts = [_source(part) for part in declared.parts]
+        bias = np.concatenate([b.to_float32() for b in declared.biases]) if has_bias else None
+        starts = range(0, matrix.num_panels, _PANELS_AT_ONCE)
+
+        def fill(first: int) -> None:
+            last = min(first + _PANELS_AT_ONCE, matrix.num_panels)
+            pack_panels(matrix, panels, parts, bias, first, last)
+
+        list(pool.map(fill, starts))
+        self._on_bytes(sum(part.raw.nbytes for part in declared.parts))
+        return matrix
+
+
+def _source(part: MappedTensor) -> tuple[str, Bytes]:
+    if part.format in _PACKED_DIRECTLY:
+        return part.format, _content(part.raw)
+    return "f32", _content(part.to_float32())
+
+
+def _content(array: npt.NDArray[np.generic]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
