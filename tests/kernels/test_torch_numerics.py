@@ -61,3 +61,13 @@ def test_exact_rows_do_not_depend_on_their_company(width: int, size: int) -> Non
     assert torch.equal(torch.cat(parts), normed)
     parts = [numerics.silu_mul(part.contiguous()) for part in gate_up.split(size)]
     assert torch.equal(torch.cat(parts), gated)
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), [(7, 13), (576, 1536)])
+def test_exact_products_do_not_depend_on_their_company(out_features: int, in_features: int) -> None:
+    linear = ExactNumerics().pack(random(out_features, in_features), random(out_features))
+    x = random(40, in_features, seed=1)
+    together = linear(x)
+    for size in (1, 3, 17):
+        parts = [linear(part.contiguous()) for part in x.split(size)]
+        assert torch.equal(torch.cat(parts), together)

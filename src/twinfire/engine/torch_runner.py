@@ -140,14 +140,14 @@ def load_torch_runner(
     torch.set_num_threads(num_threads)
     exact = target.type == "cpu" and element == torch.float32
     numerics: Numerics = ExactNumerics() if exact else FastNumerics(target, element)
-    done_bytes = 0
+    total_bytes, done_bytes = weights.total_bytes, 0
 
     def on_bytes(num_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += num_bytes
-        progress("weights", min(done_bytes, weights.total_bytes), weights.total_bytes)
+        progress("weights", min(done_bytes, total_bytes), total_bytes)
 
     packed = TorchWeights(numerics.pack, element, target, on_bytes)
     model = build_model(config, weights, packed)
-    progress("weights", weights.total_bytes, weights.total_bytes)
+    progress("weights", total_bytes, total_bytes)
     return TorchRunner(config, model, packed, numerics, dtype, target)
