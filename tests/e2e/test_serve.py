@@ -11,6 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
+
 from support.serve_process import ServeProcess, serve_process
 
 MODEL = "smollm2-135m"

@@ -1,106 +1,67 @@
-"""One seed, one stream: the default model in float32 alone, batched, chunked and preempted."""
+"""One seed, one stream: the default model alone, batched, chunked and preempted."""
 
 from __future__ import annotations
 
-from array import array
+from functools import partial
 
 import pytest
-from support.default_model import default_model_path
-from support.real_prompts import real_prompts
 
-from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
-from twinfire.engine.engine import Engine
-from twinfire.engine.sampler import Sampler
-from twinfire.engine.torch_runner import load_torch_runner
+from support.native_runners import load_native
+from support.token_streams import LoadRunner, assert_one_stream_per_seed
+from twinfire.artifacts.checkpoint import Checkpoint
+from twinfire.engine.native_runner import NativeRunner
+from twinfire.engine.torch_runner import TorchRunner, load_torch_runner
+from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
+from twinfire.kernels.sampling_ops import SamplingOps
 from twinfire.kernels.torch.sampling import TorchSamplingOps
-from twinfire.protocol.messages import Submit
-from twinfire.protocol.sampling import SamplingParams
-from twinfire.protocol.tokens import pack_ids, unpack_ids
-from twinfire.scheduler.scheduler import Scheduler
-from twinfire.scheduler.scheduler_config import SchedulerConfig
 
 
-class Served:
-    """The default model in float32, with engines of different limits over the same weights."""
-
-    def __init__(self, max_model_len: int) -> None:
-        self.max_model_len = max_model_len
-        self.checkpoint: Checkpoint = open_checkpoint(default_model_path())
-        self.tokenizer = self.checkpoint.tokenizer()
-
-    def engine(self, *, num_blocks: int, num_batched_tokens: int, num_seqs: int) -> Engine:
-        runner = load_torch_runner(
-            self.checkpoint.config,
-            self.checkpoint.weights,
-            dtype="f32",
-            num_threads=1,
-            progress=lambda *_: None,
-        )
-        runner.init_kv(num_blocks)
-        config = SchedulerConfig(
-            num_blocks=num_blocks,
-            max_model_len=self.max_model_len,
-            max_num_seqs=num_seqs,
-            max_num_batched_tokens=num_batched_tokens,
-            enable_prefix_cache=False,
-        )
-        return Engine(Scheduler(config), runner, Sampler(TorchSamplingOps()))
-
-
-def params(index: int, max_tokens: int) -> SamplingParams:
-    """Half of the requests greedy, half drawn, some with penalties or a nucleus."""
-    return SamplingParams(
-        max_tokens=max_tokens,
-        seed=index,
-        temperature=0.0 if index % 2 else 0.8,
-        top_p=0.9 if index % 3 == 0 else 1.0,
-        frequency_penalty=0.3 if index % 5 == 0 else 0.0,
-        ignore_eos=True,
+def load_torch_f32(checkpoint: Checkpoint) -> TorchRunner:
+    return load_torch_runner(
+        checkpoint.config,
+        checkpoint.weights,
+        dtype="f32",
+        num_threads=1,
+        progress=lambda *_: None,
     )
 
 
-def together(engine: Engine, prompts: list[array[int]], max_tokens: int) -> list[list[int]]:
-    for index, prompt in enumerate(prompts):
-        engine.submit("g", Submit(index, pack_ids(prompt), params(index, max_tokens)))
-    return streams(engine, len(prompts))
+def load_native_form(
+    checkpoint: Checkpoint, quantization: str, kv_dtype: str = "bf16"
+) -> NativeRunner:
+    return load_native(
+        checkpoint.config,
+        checkpoint.weights,
+        quantization,
+        kv_dtype=kv_dtype,
+        num_threads=2,
+    )
 
 
-def one_by_one(engine: Engine, prompts: list[array[int]], max_tokens: int) -> list[list[int]]:
-    answers = []
-    for index, prompt in enumerate(prompts):
-        engine.submit("g", Submit(index, pack_ids(prompt), params(index, max_tokens)))
-        answers.append(streams(engine, len(prompts))[index])
-    return answers
+FORMS = [
+    pytest.param(load_torch_f32, TorchSamplingOps(), id="torch-f32"),
+    pytest.param(partial(load_native_form, quantization="auto"), NativeSamplingOps(), id="native"),
+    pytest.param(
+        partial(load_native_form, quantization="none"), NativeSamplingOps(), id="native-bf16"
+    ),
+    pytest.param(
+        partial(load_native_form, quantization="int8", kv_dtype="int8"),
+        NativeSamplingOps(),
+        id="native-int8",
+    ),
+]
 
 
-def streams(engine: Engine, count: int) -> list[list[int]]:
-    tokens: list[list[int]] = [[] for _ in range(count)]
-    while engine.has_work:
-        for output in engine.step().values():
-            for delta in output.deltas:
-                tokens[delta.request_id] += unpack_ids(delta.tokens)
-    return tokens
-
-
-def assert_one_stream_per_seed(lengths: list[int], max_tokens: int) -> None:
-    served = Served(max_model_len=(max(lengths) + max_tokens + 31) // 32 * 32)
-    prompts = real_prompts(served.tokenizer, lengths)
-    wide = served.engine(num_blocks=4096, num_batched_tokens=2048, num_seqs=16)
-    alone = one_by_one(wide, prompts, max_tokens)
-    assert together(wide, prompts, max_tokens) == alone, "batched"
-    chunked = served.engine(num_blocks=4096, num_batched_tokens=24, num_seqs=4)
-    assert together(chunked, prompts, max_tokens) == alone, "chunked"
-    just_one = served.max_model_len // 32
-    tight = served.engine(num_blocks=just_one, num_batched_tokens=512, num_seqs=16)
-    assert together(tight, prompts, max_tokens) == alone, "preempted"
-    assert tight.load().preemptions > 0, "nothing was preempted"
-
-
-def test_one_stream_per_seed() -> None:
+@pytest.mark.parametrize(("load", "sampling_ops"), FORMS)
+def test_one_stream_per_seed(load: LoadRunner, sampling_ops: SamplingOps) -> None:
     # Prompts of nearly a block, so that all of them grow at once.
-    assert_one_stream_per_seed([28, 30, 25, 31, 70], max_tokens=10)
+    assert_one_stream_per_seed(load, sampling_ops, [28, 30, 25, 31, 70], max_tokens=10)
 
 
 @pytest.mark.slow
-def test_one_stream_per_seed_on_200_prompts_of_128_tokens() -> None:
-    assert_one_stream_per_seed([10 + i * 37 % 590 for i in range(200)], max_tokens=128)
+@pytest.mark.parametrize(("load", "sampling_ops"), FORMS)
+def test_one_stream_per_seed_on_200_prompts_of_128_tokens(
+    load: LoadRunner, sampling_ops: SamplingOps
+) -> None:
+    lengths = [10 + i * 37 % 590 for i in range(200)]
+    assert_one_stream_per_seed(load, sampling_ops, lengths, max_tokens=128)

@@ -9,7 +9,8 @@ from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
 from twinfire.engine.native_runner import NativeRunner, load_native_runner
 from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels, row_to_f32
-from twinfire.kernels.cpu.weight_formats import Quantization, packed_format
+from twinfire.kernels.cpu.weight_formats import packed_format
+from twinfire.protocol.worker_config import Quantization
 
 
 def load_native(

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.cli.byte_size import parse_byte_size
-from twinfire.protocol.worker_config import Dtype, SchedulingPolicy
+from twinfire.protocol.worker_config import (
+    Backend,
+    Dtype,
+    KvCacheDtype,
+    Quantization,
+    SchedulingPolicy,
+)
 
 DTYPE_NAMES: dict[str, Dtype] = {
     "auto": "auto",
@@ -33,6 +39,9 @@ class ServeOptions:
     max_num_batched_tokens: int
     kv_cache_bytes: int | None
     dtype: Dtype
+    backend: Backend
+    quantization: Quantization
+    kv_cache_dtype: KvCacheDtype
     threads: int | None
     scheduling_policy: SchedulingPolicy
     enable_prefix_caching: bool
@@ -127,7 +136,25 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=sorted(DTYPE_NAMES),
         default="auto",
-        help="what the model computes in; auto is bf16 for weights of 16 bits or fewer",
+        help="what the model computes in; auto is bf16, or f32 on torch for weights in f32",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=["auto", "none", "int8", "int4"],
+        default="auto",
+        help="auto keeps the precision of the weights' own format, none is bf16 (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=["auto", "bf16", "int8"],
+        default="auto",
+        help="keys and values; int8 halves their memory (default: what the model computes in)",
+    )
+    group.add_argument(
+        "--backend",
+        choices=["auto", "native", "torch"],
+        default="auto",
+        help="kernels; auto is native wherever they can do what is asked (%(default)s)",
     )
     group.add_argument(
         "--threads", type=_positive, help="compute threads (default: the cores that are usable)"
@@ -155,6 +182,9 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         max_num_batched_tokens=max(args.max_num_batched_tokens, args.max_num_seqs),
         kv_cache_bytes=args.kv_cache_memory,
         dtype=DTYPE_NAMES[args.dtype],
+        backend=args.backend,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
         threads=args.threads,
         scheduling_policy=args.scheduling_policy,
         enable_prefix_caching=not args.no_prefix_caching,

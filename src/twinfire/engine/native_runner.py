@@ -20,9 +20,9 @@ from twinfire.kernels.cpu import _native
 from twinfire.kernels.cpu.lowering import lower, matrix_uses
 from twinfire.kernels.cpu.native_weights import NativeWeights
 from twinfire.kernels.cpu.recorder import Linear, Recorder
-from twinfire.kernels.cpu.weight_formats import Quantization
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.models.registry import build_model
+from twinfire.protocol.worker_config import Quantization
 
 TARGET_GROUP = "target"
 """The KV group of the served model itself."""
@@ -70,6 +70,11 @@ class NativeRunner:
     def weight_bytes(self) -> int:
         """Memory that the packed weights take."""
         return self._weights.num_bytes
+
+    @property
+    def weight_format(self) -> str:
+        """The format that holds the most bytes of the weights."""
+        return self._weights.main_format
 
     def init_kv(self, num_blocks: int) -> None:
         """Map KV memory, once; pages are only taken as blocks are written."""
@@ -142,12 +147,12 @@ def load_native_runner(
     With `op_by_op` every op of a step is complete before the next one begins, which gives the same
     bits in more time. ModelError names a tensor that is missing or misshapen.
     """
-    done_bytes = 0
+    total_bytes, done_bytes = weights.total_bytes, 0
 
     def on_bytes(num_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += num_bytes
-        progress("weights", done_bytes, max(done_bytes, weights.total_bytes))
+        progress("weights", min(done_bytes, total_bytes), total_bytes)
 
     packed = NativeWeights(quantization, num_threads, on_bytes)
     model = build_model(config, weights, packed)
@@ -155,6 +160,7 @@ def load_native_runner(
     logits = model.logits(recorder, model.hidden_rows(recorder))
     assert isinstance(logits, Linear), "logits come from a matrix"
     packed.pack(matrix_uses(recorder.values, logits))
+    progress("weights", total_bytes, total_bytes)
     team = _native.ThreadTeam(num_threads)
     program = lower(recorder.values, logits, packed, team, isa or _native.isa())
     return NativeRunner(config, packed, program, kv_dtype, op_by_op=op_by_op)

@@ -9,6 +9,9 @@ import msgspec
 from twinfire.protocol.messages import Role
 
 Dtype = Literal["auto", "f32", "bf16", "f16"]
+Backend = Literal["auto", "native", "torch"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+KvCacheDtype = Literal["auto", "bf16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
@@ -21,7 +24,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Unix socket that the worker listens on."""
     role: Role = "mixed"
     dtype: Dtype = "auto"
-    """auto is bf16 where the weights are 16 bits or fewer, else f32."""
+    """auto is bf16; on torch f32 where the weights are."""
+    backend: Backend = "auto"
+    """auto is native wherever the native kernels can do what is asked."""
+    quantization: Quantization = "auto"
+    """auto keeps the precision of the weights' own format."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """auto is what the model computes in."""
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64

@@ -11,18 +11,16 @@ from pathlib import Path
 
 from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
 from twinfire.cache.kv_group import KvLayout
-from twinfire.engine.cpus import usable_cores
 from twinfire.engine.engine import Engine
 from twinfire.engine.memory import available_memory_bytes, num_kv_blocks
-from twinfire.engine.runner import LoadProgress, Runner
+from twinfire.engine.runner import LoadProgress
 from twinfire.engine.sampler import Sampler
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.messages import WorkerInfo
 from twinfire.protocol.worker_config import WorkerConfig
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
-
-FULL_PRECISION_FORMATS = ("f32",)
+from twinfire.worker.backend import Backend, load_backend
 
 
 def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, WorkerInfo]:
@@ -33,19 +31,8 @@ def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, 
     progress("opening the model", 0, 0)
     checkpoint = open_checkpoint(Path(config.model_path))
     max_model_len = _max_model_len(config, checkpoint)
-    dtype = _dtype(config, checkpoint)
-    progress("importing torch", 0, 0)
-    # torch takes seconds to import; everything that can fail before it has failed by now.
-    from twinfire.engine.torch_runner import load_torch_runner
-    from twinfire.kernels.torch.sampling import TorchSamplingOps
-
-    runner = load_torch_runner(
-        checkpoint.config,
-        checkpoint.weights,
-        dtype=dtype,
-        num_threads=config.threads or usable_cores(),
-        progress=progress,
-    )
+    backend = load_backend(config, checkpoint, progress)
+    runner = backend.runner
     num_blocks = num_kv_blocks(
         runner.kv_layout,
         kv_cache_bytes=config.kv_cache_bytes,
@@ -55,8 +42,8 @@ def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, 
     )
     runner.init_kv(num_blocks)
     scheduler = Scheduler(_scheduler_config(config, max_model_len, num_blocks, runner.kv_layout))
-    engine = Engine(scheduler, runner, Sampler(TorchSamplingOps()))
-    return engine, _worker_info(config, checkpoint, runner, dtype, max_model_len, num_blocks)
+    engine = Engine(scheduler, runner, Sampler(backend.sampling_ops))
+    return engine, _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
@@ -68,12 +55,6 @@ def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
             f"max-model-len {config.max_model_len} is beyond the model's window of {window} tokens"
         )
     return config.max_model_len
-
-
-def _dtype(config: WorkerConfig, checkpoint: Checkpoint) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "f32" if checkpoint.config.dtype in FULL_PRECISION_FORMATS else "bf16"
 
 
 def _scheduler_config(
@@ -93,18 +74,18 @@ def _scheduler_config(
 def _worker_info(
     config: WorkerConfig,
     checkpoint: Checkpoint,
-    runner: Runner,
-    dtype: str,
+    backend: Backend,
     max_model_len: int,
     num_blocks: int,
 ) -> WorkerInfo:
+    runner = backend.runner
     return WorkerInfo(
         instance_id=uuid.uuid4().hex,
         role=config.role,
         pid=os.getpid(),
         model=config.served_name,
         architecture=checkpoint.config.architecture,
-        dtype=dtype,
+        dtype=backend.dtype,
         vocab_size=runner.vocab_size,
         max_model_len=max_model_len,
         block_size=runner.kv_layout.block_size,

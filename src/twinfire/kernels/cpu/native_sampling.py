@@ -9,8 +9,8 @@ from twinfire.kernels.sampling_ops import Float32Array, Int64Array
 class NativeSamplingOps:
     """Implements `SamplingOps`."""
 
-    def __init__(self, isa: str) -> None:
-        self._isa = isa
+    def __init__(self, isa: str | None = None) -> None:
+        self._isa = isa or _native.isa()
 
     def top_k(self, logits: Float32Array, k: int) -> tuple[Float32Array, Int64Array]:
         """Return the k largest of each row, lowest id first among equals."""

@@ -6,6 +6,7 @@ how the model uses it; `pack` then reads each from its mapping once, on all thre
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import numpy.typing as npt
 
 from twinfire.artifacts.tensors import MappedTensor
 from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels
-from twinfire.kernels.cpu.weight_formats import Quantization, packed_format
+from twinfire.kernels.cpu.weight_formats import packed_format
 from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
+from twinfire.protocol.worker_config import Quantization
 
 Bytes = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -84,6 +86,14 @@ class NativeWeights:
         """Memory of all weights; rows that stay in a mapped file are not counted."""
         matrices = {id(m): m.num_bytes for m in (*self._matrices, *self._packed_tables.values())}
         return sum(matrices.values()) + sum(vector.nbytes for vector in self._vectors)
+
+    @property
+    def main_format(self) -> str:
+        """The packed format that holds the most bytes."""
+        sizes: Counter[str] = Counter()
+        for matrix in self._matrices:
+            sizes[matrix.format] += matrix.num_bytes
+        return sizes.most_common(1)[0][0]
 
     def linear(
         self, parts: Sequence[MappedTensor], biases: Sequence[MappedTensor] = ()

@@ -1,16 +1,15 @@
 """Which packed format a matrix gets, from its format on disk and the quantisation asked for.
 
-Left to itself a matrix keeps the precision of its file: 4- and 8-bit blocks of 32 stay as they are,
-16 and 32 bits become bf16, and what has no kernel of its own takes the next wider form.
+`auto` keeps the precision of the file: 4- and 8-bit blocks of 32 stay as they are, 16 and 32 bits
+become bf16, and what has no kernel of its own takes the next wider form. `none` is bf16, `int8`
+rounds weights by row and activations by token, `int4` is blocks of 32 in 4 bits, weights alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
-Quantization = Literal["auto", "none", "int8", "int4"]
-"""auto follows the file; none is bf16; int8 quantises activations too; int4 is weights only."""
+from twinfire.protocol.worker_config import Quantization
 
 _OWN_FORMAT = {
     "f32": "bf16",

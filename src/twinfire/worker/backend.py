@@ -1,0 +1,104 @@
+"""Which kernels a worker computes with, and the model loaded on them.
+
+The native kernels are the choice wherever they can do what was asked; torch is imported only where
+it is needed, because that alone takes seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinfire.artifacts.checkpoint import Checkpoint
+from twinfire.engine.cpus import usable_cores
+from twinfire.engine.runner import LoadProgress, Runner
+from twinfire.kernels.sampling_ops import SamplingOps
+from twinfire.protocol.errors import ModelError
+from twinfire.protocol.worker_config import WorkerConfig
+
+FULL_PRECISION_FORMATS = ("f32",)
+NATIVE_HEAD_DIM_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A loaded model and what draws from its scores."""
+
+    runner: Runner
+    sampling_ops: SamplingOps
+    dtype: str
+    """What the model computes in, for people and for peers that compare."""
+
+
+def load_backend(config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress) -> Backend:
+    """Load the model; ModelError when no kernels here can do what is asked."""
+    obstacle = _native_obstacle(config, checkpoint)
+    if config.backend == "native" and obstacle is not None:
+        raise ModelError(f"the native backend cannot serve this: {obstacle}")
+    if config.backend == "torch" or obstacle is not None:
+        return _torch_backend(config, checkpoint, progress, obstacle)
+    return _native_backend(config, checkpoint, progress)
+
+
+def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None:
+    if config.dtype in ("f32", "f16"):
+        return f"dtype {config.dtype} is not one that the native kernels compute in"
+    head_dim = checkpoint.config.head_dim
+    if head_dim % NATIVE_HEAD_DIM_MULTIPLE:
+        return f"head_dim {head_dim} is not a multiple of {NATIVE_HEAD_DIM_MULTIPLE}"
+    return None
+
+
+def _native_backend(
+    config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress
+) -> Backend:
+    from twinfire.engine.native_runner import load_native_runner
+    from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
+
+    runner = load_native_runner(
+        checkpoint.config,
+        checkpoint.weights,
+        quantization=config.quantization,
+        kv_dtype="int8" if config.kv_cache_dtype == "int8" else "bf16",
+        num_threads=config.threads or usable_cores(),
+        progress=progress,
+    )
+    return Backend(runner, NativeSamplingOps(), runner.weight_format)
+
+
+def _torch_backend(
+    config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress, reason: str | None
+) -> Backend:
+    if config.quantization not in ("auto", "none"):
+        raise ModelError(f"quantization {config.quantization} takes the native backend")
+    dtype = _torch_dtype(config, checkpoint)
+    if config.kv_cache_dtype not in ("auto", dtype):
+        raise ModelError(
+            f"kv-cache-dtype {config.kv_cache_dtype} takes the native backend; "
+            f"torch stores keys and values in the model's dtype {dtype}"
+        )
+    progress("importing torch", 0, 0)
+    try:
+        from twinfire.engine.torch_runner import load_torch_runner
+        from twinfire.kernels.torch.sampling import TorchSamplingOps
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModelError(
+            f"{reason or 'the torch backend was asked for'}, and torch is not installed: "
+            "pip install 'twinfire[torch]'"
+        ) from error
+
+    runner = load_torch_runner(
+        checkpoint.config,
+        checkpoint.weights,
+        dtype=dtype,
+        num_threads=config.threads or usable_cores(),
+        progress=progress,
+    )
+    return Backend(runner, TorchSamplingOps(), dtype)
+
+
+def _torch_dtype(config: WorkerConfig, checkpoint: Checkpoint) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "f32" if checkpoint.config.dtype in FULL_PRECISION_FORMATS else "bf16"
