@@ -59,9 +59,12 @@ struct Workspace {
   size_t used_ = 0;
 };
 
-// One chunk of keys and values of one head.
+// One chunk of keys and values of one head. Blocks that no query sees stand for the nearest one
+// that some query does.
 struct Chunk {
+  int index;
   int first_key;
+  int end_block;
   const uint16_t* keys[kChunkBlocks];
   const uint16_t* values[kChunkBlocks];
   const float* key_scales[kChunkBlocks];  // null in bf16
@@ -94,7 +97,7 @@ class TileRun {
     }
     take_queries();
     clear_sums();
-    for (int chunk = tile_.first_chunk; chunk < tile_.end_chunk; ++chunk) attend_chunk(chunk);
+    attend_chunks();
     if (tile_.split >= 0) {
       if (!plan_.finish_split_tile(tile_, kv_head_)) return;
       merge_partials();
@@ -135,36 +138,40 @@ class TileRun {
     std::fill_n(work_.mixed, num_rows_ * shape_.head_dim, 0.0f);
   }
 
-  Chunk chunk_at(int index) {
+  Chunk chunk_at(int index) const {
     const AttentionStep& step = plan_.step();
     const KvLayer& kv = args_.kv;
-    Chunk chunk{index * kChunkKeys, {}, {}, {}, {}};
+    Chunk chunk{index, index * kChunkKeys, 0, {}, {}, {}, {}};
     const int32_t* table = step.block_tables + int64_t(tile_.sequence) * step.table_width;
     const int last_block = position(num_rows_ - 1) / kBlockTokens;
     const int first_block = lowest_key(0) / kBlockTokens;
-    const size_t plane_elements = size_t(kBlockTokens * shape_.head_dim);
+    chunk.end_block = std::min(kChunkBlocks, last_block - index * kChunkBlocks + 1);
     for (int i = 0; i < kChunkBlocks; ++i) {
-      const int block = index * kChunkBlocks + i;
-      if (block > last_block || block < first_block) continue;
+      const int block = std::clamp(index * kChunkBlocks + i, first_block, last_block);
       const std::byte* keys = kv.head(table[block], kv_head_);
       const std::byte* values = keys + kv.plane_bytes();
-      if (kv.format == KvFormat::bf16) {
-        chunk.keys[i] = reinterpret_cast<const uint16_t*>(keys);
-        chunk.values[i] = reinterpret_cast<const uint16_t*>(values);
-        continue;
+      chunk.keys[i] = reinterpret_cast<const uint16_t*>(keys);
+      chunk.values[i] = reinterpret_cast<const uint16_t*>(values);
+      if (kv.format == KvFormat::int8) {
+        chunk.key_scales[i] = reinterpret_cast<const float*>(values + kv.plane_bytes());
+        chunk.value_scales[i] = chunk.key_scales[i] + kBlockTokens;
       }
-      chunk.key_scales[i] = reinterpret_cast<const float*>(values + kv.plane_bytes());
-      chunk.value_scales[i] = chunk.key_scales[i] + kBlockTokens;
-      uint16_t* wide_keys = work_.widened + size_t(2 * i) * plane_elements;
-      chunk.keys[i] = widen(keys, plane_elements, wide_keys);
-      chunk.values[i] = widen(values, plane_elements, wide_keys + plane_elements);
     }
     return chunk;
   }
 
+  void widen_chunk(Chunk& chunk) {
+    const size_t plane_elements = size_t(kBlockTokens * shape_.head_dim);
+    for (int i = 0; i < chunk.end_block; ++i) {
+      uint16_t* wide_keys = work_.widened + size_t(2 * i) * plane_elements;
+      chunk.keys[i] = widen(chunk.keys[i], plane_elements, wide_keys);
+      chunk.values[i] = widen(chunk.values[i], plane_elements, wide_keys + plane_elements);
+    }
+  }
+
   // Signed bytes are exact in bf16; their scales go to the scores and to the weights.
-  static const uint16_t* widen(const std::byte* bytes, size_t count, uint16_t* wide) {
-    const auto* elements = reinterpret_cast<const int8_t*>(bytes);
+  static const uint16_t* widen(const uint16_t* plane, size_t count, uint16_t* wide) {
+    const auto* elements = reinterpret_cast<const int8_t*>(plane);
     for (size_t i = 0; i < count; i += kLanes) store_bf16(wide + i, load_s8(elements + i));
     return wide;
   }
@@ -173,12 +180,21 @@ class TileRun {
     return plan_.window() ? std::max(0, position(row) - plan_.window() + 1) : 0;
   }
 
-  void attend_chunk(int index) {
-    const Chunk chunk = chunk_at(index);
-    for (int row = 0; row < num_rows_; row += kGroupRows) attend_group(chunk, index, row);
+  void attend_chunks() {
+    const bool is_int8 = args_.kv.format == KvFormat::int8;
+    // Of several groups only the first would wait for memory.
+    const bool reads_ahead = num_rows_ <= kGroupRows && !is_int8;
+    Chunk chunk = chunk_at(tile_.first_chunk);
+    for (int index = tile_.first_chunk; index < tile_.end_chunk; ++index) {
+      Chunk next = index + 1 < tile_.end_chunk ? chunk_at(index + 1) : chunk;
+      if (is_int8) widen_chunk(chunk);
+      for (int row = 0; row < num_rows_; row += kGroupRows)
+        attend_group(chunk, row, reads_ahead ? &next : nullptr);
+      chunk = next;
+    }
   }
 
-  void attend_group(const Chunk& chunk, int index, int first_row) {
+  void attend_group(const Chunk& chunk, int first_row, const Chunk* next) {
     const int rows = group_rows(first_row), dim = shape_.head_dim;
     const int lowest = lowest_key(first_row) - chunk.first_key;
     const int highest = position(first_row + rows - 1) - chunk.first_key;
@@ -188,28 +204,30 @@ class TileRun {
     float* mixed = work_.mixed + first_row * dim;
     const bool is_seen = highest >= 0 && lowest < kChunkKeys;
     const int first_block = std::max(0, lowest) / kBlockTokens;
-    const int end_block = std::min(kChunkBlocks, highest / kBlockTokens + 1);
+    const int end_block = std::min(chunk.end_block, highest / kBlockTokens + 1);
     if (is_seen) {
       score_group(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block, end_block,
-                  dim, work_.scores);
+                  dim, work_.scores, next ? chunk.values : nullptr);
       for (int r = 0; r < rows; ++r)
         weigh_row(chunk, first_block, end_block, first_row + r, r, sums);
     }
+    const Ahead ahead = next ? next->keys : nullptr;
     if (tile_.split >= 0) {
-      float* partial = chunk_partial(index);
+      float* partial = chunk_partial(chunk.index);
       std::copy_n(sums.maximum, rows, partial + first_row);
       std::copy_n(sums.total, rows, partial + num_rows_ + first_row);
       float* partial_mixed = partial + 2 * num_rows_ + first_row * dim;
       if (is_seen)
         mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, nullptr,
-                  partial_mixed);
+                  partial_mixed, ahead);
       else
         std::fill_n(partial_mixed, rows * dim, 0.0f);
     } else if (is_seen) {
       alignas(64) float keep[kLanes], add[kLanes];
       merge_sums(sums, first_row, rows, keep, add);
       const Merge merge{keep, add};
-      mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed);
+      mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed,
+                ahead);
     }
   }
 
