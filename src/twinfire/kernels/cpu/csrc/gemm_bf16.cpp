@@ -6,7 +6,7 @@ namespace tf::TF_ISA {
 namespace {
 
 struct Bf16 {
-  static constexpr int kBlock = 512, kElementBytes = 2;
+  static constexpr int kBlock = 1024, kElementBytes = 2;
   using Sum = F32;
 
   static F32 load_sums(const void* sums, int row, int v) {

@@ -17,22 +17,20 @@ constexpr int kRegisterSums = 4;
 constexpr int kRegisterSums = 2;
 #endif
 
-// Weights come this far ahead of their use; more than the distance to memory, less than the L1.
-constexpr size_t kPrefetchBytes = 2048;
+constexpr size_t kStepBytes = 4 * kPanelColumns;
 
-// One step of a row: `kStepElements` elements of K, four bytes.
+// A step is four bytes of each row and of each column.
 // Format gives Sum, Weights, load_sums, store_sums and dot.
-template <typename Format, int kRows, int kVectors, bool kPrefetch>
+// Each step also asks for `kLines` cache lines at `ahead`.
+template <typename Format, int kRows, int kVectors, int kLines>
 void dot_rows(const std::byte* rows, size_t row_bytes, const std::byte* weights, int steps,
-              void* sums) {
+              void* sums, const std::byte* ahead) {
   typename Format::Sum acc[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = Format::load_sums(sums, r, v);
-  constexpr size_t kStepBytes = 4 * kPanelColumns;
-  for (int s = 0; s < steps; ++s, weights += kStepBytes, rows += 4) {
-    if constexpr (kPrefetch)
-      for (int v = 0; v < kVectors; ++v)
-        __builtin_prefetch(weights + kPrefetchBytes + v * 4 * kLanes);
+  for (int s = 0; s < steps; ++s, weights += kStepBytes, rows += 4, ahead += kLines * kCacheLine) {
+    for (int line = 0; line < kLines; ++line)
+      __builtin_prefetch(ahead + line * kCacheLine, 0, 2);
     for (int r = 0; r < kRows; ++r) {
       uint32_t a;
       std::memcpy(&a, rows + size_t(r) * row_bytes, sizeof a);
@@ -44,33 +42,38 @@ void dot_rows(const std::byte* rows, size_t row_bytes, const std::byte* weights,
     for (int v = 0; v < kVectors; ++v) Format::store_sums(sums, r, v, acc[r][v]);
 }
 
-using DotRows = void (*)(const std::byte*, size_t, const std::byte*, int, void*);
+using DotRows = void (*)(const std::byte*, size_t, const std::byte*, int, void*, const std::byte*);
 
 // Element r - 1 does r rows.
-template <typename Format, int kVectors, bool kPrefetch, size_t... kIndex>
+template <typename Format, int kVectors, int kLines, size_t... kIndex>
 constexpr std::array<DotRows, sizeof...(kIndex)> dot_table(std::index_sequence<kIndex...>) {
-  return {&dot_rows<Format, int(kIndex) + 1, kVectors, kPrefetch>...};
+  return {&dot_rows<Format, int(kIndex) + 1, kVectors, kLines>...};
 }
 
-// Rows are dealt to equal runs of at most as many as fit in registers; the first reads the weights
-// from memory, the others from cache.
+// Rows are dealt to equal runs of at most as many as fit in registers. One run alone reads the
+// weights in their order, as the processor's own prefetching likes it. Of several the later ones
+// find them in cache, and so each of the first asks for its share of the block that comes next.
 template <typename Format, int kVectors>
 void dot_strip(const TilePart& part, int k, int k_end, int first_vector, std::byte* sums) {
-  constexpr int kMaxRows = kRegisterSums / kVectors;
-  static constexpr auto from_memory =
-      dot_table<Format, kVectors, true>(std::make_index_sequence<kMaxRows>());
-  static constexpr auto from_cache =
-      dot_table<Format, kVectors, false>(std::make_index_sequence<kMaxRows>());
-  const std::byte* weights = part.weights() + size_t(k) * Format::kElementBytes * kPanelColumns +
-                             size_t(first_vector) * 4 * kLanes;
+  constexpr int kMaxRows = kRegisterSums / kVectors, kLines = 2;
+  constexpr int kAskingRuns = kStepBytes / kCacheLine / kLines;
+  static constexpr auto plain =
+      dot_table<Format, kVectors, 0>(std::make_index_sequence<kMaxRows>());
+  static constexpr auto asking =
+      dot_table<Format, kVectors, kLines>(std::make_index_sequence<kMaxRows>());
+  const std::byte* weights = part.weights() + size_t(k) * Format::kElementBytes * kPanelColumns;
   const int steps = (k_end - k) * Format::kElementBytes / 4;
+  const std::byte* ahead = weights + size_t(steps) * kStepBytes;
+  weights += size_t(first_vector) * 4 * kLanes;
   const int runs = (part.num_rows + kMaxRows - 1) / kMaxRows;
+  const bool asks = runs > 1 && part.first_row == 0;
   for (int run = 0; run < runs; ++run) {
     const int row = part.num_rows * run / runs, end = part.num_rows * (run + 1) / runs;
-    const auto& table = run ? from_cache : from_memory;
+    const auto& table = asks && run < kAskingRuns ? asking : plain;
     table[size_t(end - row - 1)](part.row(row) + size_t(k) * Format::kElementBytes,
                                  part.args.row_bytes, weights, steps,
-                                 sums + (size_t(row) * kPanelColumns + first_vector * kLanes) * 4);
+                                 sums + (size_t(row) * kPanelColumns + first_vector * kLanes) * 4,
+                                 ahead + size_t(run) * steps * kLines * kCacheLine);
   }
 }
 

@@ -6,21 +6,21 @@ namespace tf::TF_ISA {
 namespace {
 
 #if defined(TF_AVX512)
-constexpr int kGroupRows = 16;
+constexpr int kGroupRows = 16, kWholePanelRows = 2;
 #elif defined(TF_AVX2)
-constexpr int kGroupRows = 2;
+constexpr int kGroupRows = 2, kWholePanelRows = 0;
 #else
-constexpr int kGroupRows = 1;
+constexpr int kGroupRows = 1, kWholePanelRows = 0;
 #endif
 
 constexpr int kQuads = kGroupSize / 4;
 constexpr int kBlockGroups = 8;
 
-// What one run of rows brings to one block of groups: where its bytes are, its scales, and what the
-// weights' offsets add to each group. Weights are stored unsigned: q8_0 as value + 128, q4_0 as
-// value + 8, so the sum starts at -offset * (sum of the row's bytes).
+// What one run of rows brings to one block of groups, gathered so that all of it is at fixed
+// distances. Weights are stored unsigned, q8_0 as value + 128 and q4_0 as value + 8, so a group's sum
+// starts at -offset * (sum of the row's bytes).
 struct RowGroups {
-  const int8_t* values[kGroupRows];
+  alignas(64) int8_t values[kGroupRows][kBlockGroups * kGroupSize];
   float scales[kGroupRows][kBlockGroups];
   int32_t starts[kGroupRows][kBlockGroups];
   float minimum_factors[kGroupRows][kBlockGroups];
@@ -56,40 +56,50 @@ struct Q4WithMinimum : Q4 {
   static constexpr bool kHasMinimum = true;
 };
 
-// sums += the block's products for kRows rows and one vector of columns.
-template <typename Block, int kRows>
-void add_groups(const RowGroups& rows, const std::byte* weights, int vector, int num_groups,
-                int first_byte, float* sums) {
-  F32 y[kRows];
-  for (int r = 0; r < kRows; ++r) y[r] = load(sums + r * kPanelColumns);
+// sums += the block's products for kRows rows and kVectors vectors of columns. Each group also asks
+// for `kLines` cache lines at `ahead`.
+template <typename Block, int kRows, int kVectors, int kLines>
+void add_groups(const RowGroups& rows, const std::byte* weights, int first_vector, int num_groups,
+                float* sums, const std::byte* ahead) {
+  F32 y[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) y[r][v] = load(sums + r * kPanelColumns + v * kLanes);
   for (int g = 0; g < num_groups; ++g, weights += Block::kGroupBytes) {
-    const std::byte* values = weights + vector * Block::kVectorBytes;
-    // The same place of the next block, which the next vectors of this one will not touch.
-    for (int line = 0; line < Block::kVectorBytes; line += 64)
-      __builtin_prefetch(values + kBlockGroups * Block::kGroupBytes + line);
-    const auto* scales = reinterpret_cast<const uint16_t*>(
-                             weights + kPanelVectors * Block::kVectorBytes) + vector * kLanes;
-    __builtin_prefetch(reinterpret_cast<const std::byte*>(scales) +
-                       kBlockGroups * Block::kGroupBytes);
-    I32 quads[kQuads];
-    Block::load_quads(values, quads);
-    const F32 scale = load_f16(scales);
-    for (int r = 0; r < kRows; ++r) {
-      const int8_t* a = rows.values[r] + first_byte + g * kGroupSize;
-      I32 dot = set1_i32(rows.starts[r][g]);
-      for (int i = 0; i < kQuads; ++i) {
-        uint32_t quad;
-        std::memcpy(&quad, a + 4 * i, sizeof quad);
-        dot = dot_s8u8(dot, quad, quads[i]);
-      }
-      y[r] = fma(to_f32(dot), mul(scale, set1(rows.scales[r][g])), y[r]);
-      if constexpr (Block::kHasMinimum) {
-        const F32 minimum = load_f16(scales + kPanelColumns);
-        y[r] = fma(minimum, set1(rows.minimum_factors[r][g]), y[r]);
+    const auto* scales =
+        reinterpret_cast<const uint16_t*>(weights + kPanelVectors * Block::kVectorBytes);
+    for (int line = 0; line < kLines; ++line, ahead += kCacheLine)
+      __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const int vector = first_vector + v;
+      I32 quads[kQuads];
+      Block::load_quads(weights + vector * Block::kVectorBytes, quads);
+      const F32 scale = load_f16(scales + vector * kLanes);
+      F32 minimum;
+      if constexpr (Block::kHasMinimum)
+        minimum = load_f16(scales + kPanelColumns + vector * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const int8_t* a = rows.values[r] + g * kGroupSize;
+        I32 dot = set1_i32(rows.starts[r][g]);
+#pragma GCC unroll 8
+        for (int i = 0; i < kQuads; ++i) {
+          uint32_t quad;
+          std::memcpy(&quad, a + 4 * i, sizeof quad);
+          dot = dot_s8u8(dot, quad, quads[i]);
+        }
+        y[r][v] = fma(to_f32(dot), mul(scale, set1(rows.scales[r][g])), y[r][v]);
+        if constexpr (Block::kHasMinimum)
+          y[r][v] = fma(minimum, set1(rows.minimum_factors[r][g]), y[r][v]);
       }
     }
   }
-  for (int r = 0; r < kRows; ++r) store(sums + r * kPanelColumns, y[r]);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanelColumns + v * kLanes, y[r][v]);
 }
 
 template <typename Block>
@@ -108,7 +118,7 @@ struct Groups {
     for (int r = 0; r < kRows; ++r) {
       const void* at = part.row(row + r);
       const auto view = quantised_row(at, k_padded, k_padded / kGroupSize);
-      rows.values[r] = view.values;
+      std::memcpy(rows.values[r], view.values + k, size_t(count) * kGroupSize);
       for (int g = 0; g < count; ++g) {
         const int32_t sum = view.sums[first + g];
         rows.scales[r][g] = view.scales[first + g];
@@ -117,16 +127,29 @@ struct Groups {
       }
     }
     const std::byte* weights = part.weights() + size_t(first) * Block::kGroupBytes;
-    for (int v = part.first_vector; v < part.first_vector + part.num_vectors; ++v)
-      add_groups<Block, kRows>(rows, weights, v, count, k,
-                               sums.f32 + row * kPanelColumns + v * kLanes);
+    float* at = sums.f32 + row * kPanelColumns;
+    // One or two rows wait for memory alone and read a panel in its order, as the processor's own
+    // prefetching likes it. More rows read it vector by vector, so that each weight is unpacked once,
+    // and the first of them ask for the next block meanwhile.
+    if constexpr (kRows <= kWholePanelRows)
+      if (part.num_vectors == kPanelVectors)
+        return add_groups<Block, kRows, kPanelVectors, 0>(rows, weights, 0, count, at, nullptr);
+    constexpr int kShare = (Block::kGroupBytes / kPanelVectors + kCacheLine - 1) / kCacheLine;
+    const std::byte* ahead = weights + count * Block::kGroupBytes;
+    for (int v = part.first_vector; v < part.first_vector + part.num_vectors; ++v) {
+      if (part.first_row + row == 0)
+        add_groups<Block, kRows, 1, kShare>(rows, weights, v, count, at + v * kLanes, ahead);
+      else
+        add_groups<Block, kRows, 1, 0>(rows, weights, v, count, at + v * kLanes, nullptr);
+      ahead += count * kShare * kCacheLine;
+    }
   }
 
   // Of the heights that exist the greatest that fits, and again for what is left.
   template <int kRows>
   static void add_all(const TilePart& part, int row, int k, int k_end, Sums& sums) {
     for (; part.num_rows - row >= kRows; row += kRows) add_rows<kRows>(part, row, k, k_end, sums);
-    constexpr int kNext = kRows > 4 ? kRows - 4 : kRows - 1;
+    constexpr int kNext = kRows > 8 ? kRows - 4 : kRows - 1;
     if constexpr (kNext > 0) add_all<kNext>(part, row, k, k_end, sums);
   }
 

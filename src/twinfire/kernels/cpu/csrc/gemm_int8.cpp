@@ -8,7 +8,7 @@ namespace {
 // Weights are stored as value + 128 because the dot product wants one unsigned side; a row's sum
 // times 128 is taken off before anything is added. Integer sums are exact in any order.
 struct Int8 {
-  static constexpr int kBlock = 1024, kElementBytes = 1;
+  static constexpr int kBlock = 2048, kElementBytes = 1;
   using Sum = I32;
 
   static I32 load_sums(const void* sums, int row, int v) {
@@ -18,7 +18,7 @@ struct Int8 {
     store_i32(static_cast<int32_t*>(sums) + row * kPanelColumns + v * kLanes, x);
   }
   static I32 dot(I32 acc, uint32_t quad, const std::byte* weights) {
-    return dot_s8u8(acc, quad, reinterpret_cast<const uint8_t*>(weights));
+    return dot_s8u8(acc, quad, load_i32(reinterpret_cast<const int32_t*>(weights)));
   }
   static void begin(const TilePart& part, Sums& sums) {
     const int k_padded = part.matrix().k_padded();

@@ -14,6 +14,7 @@
 namespace tf::TF_ISA {
 
 constexpr int kPanelVectors = kPanelColumns / kLanes;
+constexpr int kCacheLine = 64;
 
 // Sums [rows][64] of a tile, i32 while a format counts in integers.
 union Sums {
@@ -103,7 +104,7 @@ inline void finish_row(const TilePart& part, int row, const F32* y) {
 }
 
 // The common walk. Format gives
-//   kBlock                             elements of K per block, a multiple of 32
+//   kBlock                             most elements of K per block, a multiple of 32
 //   begin(part, sums)                  sets the sums to their starting values
 //   accumulate(part, k, k_end, sums)   adds a block's products
 //   value(part, sums, row, v)          a finished vector as F32, before the bias
@@ -116,14 +117,17 @@ void run_tile(const GemmArgs& args, int tile) {
   const int num_rows = std::min(tiling.rows_per_tile, args.num_rows - first_row);
   const int first = column_tile * tiling.vectors_per_tile;
   const int last = std::min(first + tiling.vectors_per_tile, matrix.num_panels() * kPanelVectors);
+  const int groups = matrix.num_groups(), block_groups = Format::kBlock / kGroupSize;
+  const int num_blocks = (groups + block_groups - 1) / block_groups;
   Sums sums;
   for (int v = first; v < last;) {
     const int in_panel = v % kPanelVectors;
     const int count = std::min(kPanelVectors - in_panel, last - v);
     const TilePart part{args, v / kPanelVectors, in_panel, count, first_row, num_rows};
     Format::begin(part, sums);
-    for (int k = 0; k < matrix.k_padded(); k += Format::kBlock)
-      Format::accumulate(part, k, std::min(k + Format::kBlock, matrix.k_padded()), sums);
+    for (int block = 0; block < num_blocks; ++block)
+      Format::accumulate(part, groups * block / num_blocks * kGroupSize,
+                         groups * (block + 1) / num_blocks * kGroupSize, sums);
     const float* bias = matrix.bias(part.panel);
     for (int row = 0; row < num_rows; ++row) {
       F32 y[kPanelVectors];

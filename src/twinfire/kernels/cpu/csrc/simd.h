@@ -23,7 +23,8 @@ constexpr int kLanes = 16;
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #define TF_AVX512 1
 using F32 = __m512;
-using I32 = __m512i;
+// Not __m512i, whose elements are 64 bits wide: arrays of it would not stay in registers.
+typedef int32_t I32 __attribute__((vector_size(64)));
 #elif defined(__AVX2__) && defined(__FMA__)
 #define TF_AVX2 1
 struct F32 {
@@ -102,36 +103,28 @@ inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(av), reinterpret_cast<__m512bh>(bv));
 }
 
-inline I32 zero_i32() { return _mm512_setzero_si512(); }
-inline I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
-inline void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
-inline F32 to_f32(I32 x) { return _mm512_cvtepi32_ps(x); }
-inline I32 sub_i32(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
-inline I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
-inline I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+inline I32 zero_i32() { return I32{}; }
+inline I32 load_i32(const int32_t* p) { return I32(_mm512_loadu_si512(p)); }
+inline void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, __m512i(x)); }
+inline F32 to_f32(I32 x) { return _mm512_cvtepi32_ps(__m512i(x)); }
+inline I32 set1_i32(int32_t x) { return I32(_mm512_set1_epi32(x)); }
+inline I32 add_i32(I32 a, I32 b) { return a + b; }
 // Round to nearest even; the values must fit.
-inline I32 round_to_i32(F32 x) { return _mm512_cvtps_epi32(x); }
+inline I32 round_to_i32(F32 x) { return I32(_mm512_cvtps_epi32(x)); }
 inline F32 load_s8(const int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 // Stores 16 values that fit in signed bytes.
 inline void store_s8(int8_t* p, I32 x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(__m512i(x)));
 }
 // The lower and the upper four bits of every byte, as bytes.
-inline I32 low_nibbles(I32 x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-inline I32 high_nibbles(I32 x) { return low_nibbles(_mm512_srli_epi32(x, 4)); }
-// acc[c] += sum of 4 products of unsigned a (one quad for all lanes) and signed b (16 quads).
-inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
-  return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(int(a_quad)), _mm512_loadu_si512(b));
-}
+inline I32 low_nibbles(I32 x) { return x & 0x0f0f0f0f; }
+inline I32 high_nibbles(I32 x) { return (x >> 4) & 0x0f0f0f0f; }
 // acc[c] += sum of 4 products of signed a (one quad for all lanes) and unsigned b (16 quads).
 inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
-  return _mm512_dpbusd_epi32(acc, b, _mm512_set1_epi32(int(a_quad)));
-}
-inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
-  return dot_s8u8(acc, a_quad, _mm512_loadu_si512(b));
+  return I32(_mm512_dpbusd_epi32(__m512i(acc), __m512i(b), _mm512_set1_epi32(int(a_quad))));
 }
 
 #elif defined(TF_AVX2)
@@ -219,9 +212,6 @@ inline void store_i32(int32_t* p, I32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, x.hi);
 }
 inline F32 to_f32(I32 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
-inline I32 sub_i32(I32 a, I32 b) {
-  return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
-}
 inline I32 add_i32(I32 a, I32 b) {
   return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
@@ -251,18 +241,9 @@ inline __m256i dot_quads(__m256i acc, __m256i u, __m256i s) {
   __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
-inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
-  __m256i a = _mm256_set1_epi32(int(a_quad));
-  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
-  return {dot_quads(acc.lo, a, _mm256_loadu_si256(bv)),
-          dot_quads(acc.hi, a, _mm256_loadu_si256(bv + 1))};
-}
 inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
   __m256i a = _mm256_set1_epi32(int(a_quad));
   return {dot_quads(acc.lo, b.lo, a), dot_quads(acc.hi, b.hi, a)};
-}
-inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
-  return dot_s8u8(acc, a_quad, load_i32(reinterpret_cast<const int32_t*>(b)));
 }
 
 #else  // TF_PORTABLE: plain loops, which the compiler may vectorise for its baseline.
@@ -323,7 +304,6 @@ inline I32 zero_i32() { return set1_i32(0); }
 inline I32 load_i32(const int32_t* p) { I32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
 inline void store_i32(int32_t* p, I32 x) { std::memcpy(p, x.v, sizeof x.v); }
 inline F32 to_f32(I32 x) { F32 r; TF_EACH r.v[i] = float(x.v[i]); return r; }
-inline I32 sub_i32(I32 a, I32 b) { TF_EACH a.v[i] -= b.v[i]; return a; }
 inline I32 add_i32(I32 a, I32 b) { TF_EACH a.v[i] += b.v[i]; return a; }
 inline I32 round_to_i32(F32 x) {
   I32 r;
@@ -337,18 +317,10 @@ inline I32 high_nibbles(I32 x) {
   TF_EACH x.v[i] = int32_t(uint32_t(x.v[i]) >> 4) & 0x0f0f0f0f;
   return x;
 }
-inline I32 dot_u8s8(I32 acc, uint32_t a_quad, const int8_t* b) {
-  TF_EACH for (int j = 0; j < 4; ++j)
-    acc.v[i] += int32_t((a_quad >> (8 * j)) & 0xffu) * int32_t(b[4 * i + j]);
-  return acc;
-}
 inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
   TF_EACH for (int j = 0; j < 4; ++j)
     acc.v[i] += int32_t(int8_t(a_quad >> (8 * j))) * int32_t(uint32_t(b.v[i]) >> (8 * j) & 0xffu);
   return acc;
-}
-inline I32 dot_s8u8(I32 acc, uint32_t a_quad, const uint8_t* b) {
-  return dot_s8u8(acc, a_quad, load_i32(reinterpret_cast<const int32_t*>(b)));
 }
 #undef TF_EACH
 
