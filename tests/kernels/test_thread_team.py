@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from twinfire.kernels.cpu._native import ThreadTeam
@@ -43,6 +44,13 @@ def test_several_busy_teams_finish() -> None:
 def test_a_team_that_never_ran_ends() -> None:
     for _ in range(20):
         ThreadTeam(3)
+
+
+def test_reading_memory_takes_time_and_whole_lines() -> None:
+    team = ThreadTeam(2)
+    assert team.measure_read(np.ones(3 << 20, np.uint8)) > 0
+    with pytest.raises(ValueError, match="256"):
+        team.measure_read(np.ones(100, np.uint8))
 
 
 @pytest.mark.parametrize("num_threads", [0, -1])

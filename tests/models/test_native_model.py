@@ -181,6 +181,21 @@ def test_steps_that_make_no_sense_are_refused() -> None:
             runner.execute(replace(good, **changed))
 
 
+def test_a_profiled_step_is_a_step() -> None:
+    model = tiny_model("llama")
+    tokens = tokens_of(32, 40)
+    profiled = feeder(model, "none", num_threads=2)
+    batch = make_batch([(Fed(tokens), 40)], [3])
+    phases = profiled.runner.profile(batch)
+    np.testing.assert_array_equal(
+        profiled.runner.logits(0, 40), feeder(model, "none").whole(tokens)
+    )
+    labels = [label for label, _ in phases]
+    assert labels.count("attention") == 3
+    assert labels.count("matrix 176 x 48") == 3
+    assert all(seconds >= 0 for _, seconds in phases)
+
+
 def test_kv_is_mapped_once_before_the_first_step() -> None:
     runner = load_native(*_small())
     with pytest.raises(RuntimeError, match="init_kv"):

@@ -89,19 +89,14 @@ class NativeRunner:
 
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
-        self._program.run(
-            batch.token_ids,
-            batch.positions,
-            batch.slots,
-            batch.query_starts,
-            batch.context_lens,
-            batch.block_tables,
-            batch.logit_rows,
-            batch.block_copies,
-            self._allocated(),
-            one_by_one=self._op_by_op,
-        )
+        self._program.run(_arrays(batch), self._allocated(), self._op_by_op)
         self._num_kept_rows = len(batch.logit_rows)
+
+    def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
+        """Execute phase by phase; return what each computes and the seconds it took."""
+        phases = self._program.profile(_arrays(batch), self._allocated())
+        self._num_kept_rows = len(batch.logit_rows)
+        return phases
 
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Return float32 logits [stop - start, vocab_size] of kept rows [start, stop)."""
@@ -128,6 +123,19 @@ class NativeRunner:
         if self._kv is None:
             raise RuntimeError("init_kv has not been called")
         return self._kv
+
+
+def _arrays(batch: StepBatch) -> _native.StepArrays:
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.slots,
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.logit_rows,
+        batch.block_copies,
+    )
 
 
 def load_native_runner(

@@ -5,6 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+Int32Array = npt.NDArray[np.int32]
+StepArrays = tuple[
+    Int32Array,
+    Int32Array,
+    Int32Array,
+    Int32Array,
+    Int32Array,
+    Int32Array,
+    Int32Array,
+    Int32Array,
+]
+"""The arrays of a `StepBatch`, in its order."""
+
 kernel_version: str
 """Changes whenever a kernel's source or the compiler does: equal versions compute equal bits."""
 
@@ -24,6 +37,12 @@ class ThreadTeam:
 
     def measure_phases(self, num_phases: int, tiles_per_phase: int) -> tuple[float, int]:
         """Run empty tiles; return (microseconds per phase, tiles run)."""
+
+    def measure_read(self, content: npt.NDArray[np.uint8]) -> float:
+        """Return the seconds that all threads take to read `content` once.
+
+        ValueError unless its size is a multiple of 256 bytes.
+        """
 
 def allocate_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
     """Return zeroed memory that starts at a page, in huge pages where the system has them."""
@@ -275,23 +294,14 @@ class Program:
     def set_head(self, matrix: PackedMatrix, hidden: int) -> None:
         """Name the matrix and rows of `logits`."""
 
-    def run(
-        self,
-        token_ids: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-        slots: npt.NDArray[np.int32],
-        query_starts: npt.NDArray[np.int32],
-        context_lens: npt.NDArray[np.int32],
-        block_tables: npt.NDArray[np.int32],
-        logit_rows: npt.NDArray[np.int32],
-        block_copies: npt.NDArray[np.int32],
-        kv: KvCache,
-        one_by_one: bool = False,
-    ) -> None:
-        """Compute a step (see `StepBatch`) without the GIL; ValueError when it makes no sense.
+    def run(self, arrays: StepArrays, kv: KvCache, one_by_one: bool = False) -> None:
+        """Compute a step without the GIL; ValueError when it makes no sense.
 
         With `one_by_one` every node is complete before the next one begins.
         """
+
+    def profile(self, arrays: StepArrays, kv: KvCache) -> list[tuple[str, float]]:
+        """Compute a step phase by phase; return what each computes and the seconds it took."""
 
     def logits(self, start: int, stop: int, out: npt.NDArray[np.float32]) -> None:
         """Write the scores of the last step's logit rows [start, stop)."""

@@ -1,7 +1,9 @@
 // Programs for Python: building one from nodes, and replaying it over numpy's arrays.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -133,9 +135,12 @@ class BoundProgram {
     program_.set_head(matrix, hidden);
   }
 
-  void run(Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
-           IdRows block_tables, Ids logit_rows, IdRows block_copies, KvCache& kv,
-           bool one_by_one) {
+  // The arrays of a StepBatch, in its order.
+  using Arrays = std::tuple<Ids, Ids, Ids, Ids, Ids, IdRows, Ids, IdRows>;
+
+  StepInputs checked(const Arrays& arrays, const KvCache& kv) {
+    const auto& [token_ids, positions, slots, query_starts, context_lens, block_tables, logit_rows,
+                 block_copies] = arrays;
     const size_t num_tokens = token_ids.size(), num_sequences = context_lens.size();
     require(positions.size() == num_tokens && slots.size() == num_tokens,
             "token ids, positions and slots differ in number");
@@ -161,18 +166,30 @@ class BoundProgram {
               "a sequence's tokens, context and blocks do not fit together");
     }
     num_logit_rows_ = int(logit_rows.size());
-    const StepInputs inputs{int(num_tokens),          int(num_sequences),
-                            int(block_tables.shape(1)), int(logit_rows.size()),
-                            int(block_copies.shape(0)), token_ids.data(),
-                            positions.data(),         slots.data(),
-                            query_starts.data(),      context_lens.data(),
-                            block_tables.data(),      logit_rows.data(),
-                            block_copies.data()};
+    return {int(num_tokens),
+            int(num_sequences),
+            int(block_tables.shape(1)),
+            int(logit_rows.size()),
+            int(block_copies.shape(0)),
+            token_ids.data(),
+            positions.data(),
+            slots.data(),
+            query_starts.data(),
+            context_lens.data(),
+            block_tables.data(),
+            logit_rows.data(),
+            block_copies.data()};
+  }
+  void run(const Arrays& arrays, KvCache& kv, bool one_by_one) {
+    const StepInputs inputs = checked(arrays, kv);
     const nb::gil_scoped_release released;
     if (one_by_one)
       program_.run_one_by_one(inputs, kv);
     else
       program_.run(inputs, kv);
+  }
+  std::vector<std::pair<std::string, double>> profile(const Arrays& arrays, KvCache& kv) {
+    return program_.profile(checked(arrays, kv), kv);
   }
   void logits(int start, int stop, Matrix<float> out) {
     require(0 <= start && start < stop && stop <= num_logit_rows_, "no such rows of logits");
@@ -227,10 +244,9 @@ void bind_program(nb::module_& module) {
            nb::arg("rope").none(), nb::arg("window"), nb::arg("scale"), nb::arg("out"))
       .def("set_head", &BoundProgram::set_head, nb::arg("matrix"), nb::arg("hidden"),
            nb::keep_alive<1, 2>())
-      .def("run", &BoundProgram::run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("slots"),
-           nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("block_tables"),
-           nb::arg("logit_rows"), nb::arg("block_copies"), nb::arg("kv"),
+      .def("run", &BoundProgram::run, nb::arg("arrays"), nb::arg("kv"),
            nb::arg("one_by_one") = false)
+      .def("profile", &BoundProgram::profile, nb::arg("arrays"), nb::arg("kv"))
       .def("logits", &BoundProgram::logits, nb::arg("start"), nb::arg("stop"), nb::arg("out"))
       .def_prop_ro("num_nodes", [](const BoundProgram& self) { return self.program().num_nodes(); })
       .def_prop_ro("num_phases",

@@ -1,10 +1,14 @@
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <vector>
 
+#include "bind_arrays.h"
 #include "bindings.h"
+#include "memory_sweep.h"
 #include "thread_team.h"
 
 namespace tf {
@@ -36,6 +40,38 @@ std::pair<double, int64_t> measure_phases(ThreadTeam& team, int num_phases, int 
   return {took.count() / num_phases, counter.num_run()};
 }
 
+// Tiles that read memory.
+class Sweep : public TileRunner {
+ public:
+  static constexpr size_t kTileBytes = 256 * 1024;
+
+  Sweep(const std::byte* bytes, size_t num_bytes)
+      : kernels_(TF_FOR_ISA(best_isa(), kSweepKernels)), bytes_(bytes), num_bytes_(num_bytes) {}
+  int num_tiles() const { return int((num_bytes_ + kTileBytes - 1) / kTileBytes); }
+  void run_tile(int, int tile, int) override {
+    const size_t first = size_t(tile) * kTileBytes;
+    const uint32_t sum =
+        kernels_.read(bytes_ + first, std::min(kTileBytes, num_bytes_ - first));
+    sum_.fetch_add(sum, std::memory_order_relaxed);
+  }
+
+ private:
+  const SweepKernels& kernels_;
+  const std::byte* bytes_;
+  size_t num_bytes_;
+  std::atomic<uint32_t> sum_{0};
+};
+
+double measure_read(ThreadTeam& team, ConstVector<uint8_t> content) {
+  require(content.size() > 0 && content.size() % 256 == 0,
+          "the size must be a multiple of 256 bytes");
+  const nb::gil_scoped_release released;
+  Sweep sweep(reinterpret_cast<const std::byte*>(content.data()), content.size());
+  const auto start = std::chrono::steady_clock::now();
+  team.run(std::array{sweep.num_tiles()}, sweep);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 std::shared_ptr<ThreadTeam> make_team(int num_threads, int spin_us) {
   if (num_threads < 1) throw nb::value_error("a team has at least one thread");
   return std::make_shared<ThreadTeam>(num_threads, std::chrono::microseconds(spin_us));
@@ -55,7 +91,8 @@ void bind_thread_team(nb::module_& module) {
              const auto [us, tiles] = measure_phases(team, num_phases, tiles_per_phase);
              return nb::make_tuple(us, tiles);
            },
-           nb::arg("num_phases"), nb::arg("tiles_per_phase"));
+           nb::arg("num_phases"), nb::arg("tiles_per_phase"))
+      .def("measure_read", &measure_read, nb::arg("content"));
 }
 
 }  // namespace tf

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace tf {
 
@@ -61,6 +62,25 @@ void Program::run_one_by_one(const StepInputs& inputs, KvCache& kv) {
     run_alone(*step.node);
     if (step.matrix) run_alone(*step.matrix);
   }
+}
+
+std::vector<std::pair<std::string, double>> Program::profile(const StepInputs& inputs,
+                                                             KvCache& kv) {
+  using Clock = std::chrono::steady_clock;
+  prepare(inputs, kv);
+  plan_phases();
+  const std::vector<Phase> phases = phases_;
+  const std::vector<int> tiles = tiles_of_phase_;
+  std::vector<std::pair<std::string, double>> seconds;
+  for (size_t phase = 0; phase < phases.size(); ++phase) {
+    phases_.assign(1, phases[phase]);
+    tiles_of_phase_.assign(1, tiles[phase]);
+    const Clock::time_point start = Clock::now();
+    run_phases();
+    seconds.emplace_back(phases[phase].node->label(),
+                         std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return seconds;
 }
 
 void Program::logits(int start, int stop, float* out) {

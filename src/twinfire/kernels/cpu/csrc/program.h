@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "program_nodes.h"
@@ -38,6 +40,8 @@ class Program final : private TileRunner {
   void run(const StepInputs& inputs, KvCache& kv);
   // The reference: every node by itself and complete before the next one begins.
   void run_one_by_one(const StepInputs& inputs, KvCache& kv);
+  // One step, phase after phase: what each of them took.
+  std::vector<std::pair<std::string, double>> profile(const StepInputs& inputs, KvCache& kv);
   // f32 [stop - start][head columns] of the last run's rows of logits.
   void logits(int start, int stop, float* out);
 

@@ -75,6 +75,10 @@ void TakeRowsNode::run_tile(StepContext& context, int tile, ThreadScratch&) cons
   take_rows(args, first, end);
 }
 
+std::string GemmNode::label() const {
+  return "matrix " + std::to_string(matrix_.n) + " x " + std::to_string(matrix_.k);
+}
+
 GemmArgs GemmNode::args(const StepContext& context, const std::byte* rows) const {
   return {&matrix_,
           rows,

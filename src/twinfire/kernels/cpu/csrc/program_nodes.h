@@ -4,6 +4,7 @@
 // of its buffers, and keeps nothing between steps.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "step_context.h"
@@ -13,6 +14,7 @@ namespace tf {
 class Node {
  public:
   virtual ~Node() = default;
+  virtual std::string label() const = 0;
   // 0 when the step has nothing for this node.
   virtual int num_tiles(const StepContext& context) const = 0;
   virtual void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const = 0;
@@ -41,6 +43,7 @@ class EmbedNode final : public Node {
   EmbedNode(const PackedMatrix& table, int out) : packed_(table), is_packed_(true), out_(out) {}
   EmbedNode(const void* table, TableFormat format, int out)
       : plain_(table), plain_format_(format), out_(out) {}
+  std::string label() const override { return "embed"; }
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
 
@@ -56,6 +59,7 @@ class NormNode final : public RowNode {
  public:
   NormNode(int in, std::vector<float> weight, float eps, int out)
       : RowNode(out), in_(in), weight_(std::move(weight)), eps_(eps) {}
+  std::string label() const override { return "norm"; }
   void run_rows(StepContext& context, int first, int end, std::byte* out,
                 ThreadScratch& scratch) const override;
   size_t workspace_bytes(const StepContext&) const override {
@@ -71,6 +75,7 @@ class NormNode final : public RowNode {
 class ConvertNode final : public RowNode {
  public:
   ConvertNode(int in, int out) : RowNode(out), in_(in) {}
+  std::string label() const override { return "convert"; }
   void run_rows(StepContext& context, int first, int end, std::byte* out,
                 ThreadScratch& scratch) const override;
 
@@ -81,6 +86,7 @@ class ConvertNode final : public RowNode {
 class TakeRowsNode final : public Node {
  public:
   TakeRowsNode(int in, int out) : in_(in), out_(out) {}
+  std::string label() const override { return "take rows"; }
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
 
@@ -92,6 +98,7 @@ class GemmNode final : public Node {
  public:
   GemmNode(const PackedMatrix& matrix, int in, Epilogue epilogue, int out)
       : matrix_(matrix), in_(in), epilogue_(epilogue), out_(out) {}
+  std::string label() const override;
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
   // With rows of the input that lie elsewhere than in its buffer.
@@ -125,6 +132,7 @@ struct AttentionSpec {
 class WriteKvNode final : public Node {
  public:
   explicit WriteKvNode(const AttentionSpec& spec) : spec_(spec) {}
+  std::string label() const override { return "write KV"; }
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
 
@@ -136,6 +144,7 @@ class WriteKvNode final : public Node {
 class AttentionNode final : public Node {
  public:
   explicit AttentionNode(const AttentionSpec& spec) : spec_(spec) {}
+  std::string label() const override { return "attention"; }
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
   size_t workspace_bytes(const StepContext& context) const override;

@@ -1,0 +1,18 @@
+// Reading memory and doing nothing with it: the least time that a step over as many bytes can take.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tf {
+
+struct SweepKernels {
+  // The sum of the 32-bit words of `num_bytes` bytes, a multiple of 256.
+  uint32_t (*read)(const std::byte* bytes, size_t num_bytes);
+};
+
+namespace avx512 { extern const SweepKernels kSweepKernels; }
+namespace avx2 { extern const SweepKernels kSweepKernels; }
+namespace portable { extern const SweepKernels kSweepKernels; }
+
+}  // namespace tf
