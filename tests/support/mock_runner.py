@@ -1,7 +1,7 @@
 """A runner without a model: logits are a hash of the tokens that a row's sequence really reads.
 
-Its KV holds one token id per slot, written and copied exactly as a real runner would, so any fault in
-block tables, copies or prefix sharing changes the drawn tokens.
+Its KV holds one token id per slot, written and copied exactly as a real runner would, so any fault
+in block tables, copies or prefix sharing changes the drawn tokens.
 """
 
 from __future__ import annotations
