@@ -61,12 +61,13 @@ struct Workspace {
 
 // One chunk of keys and values of one head. Blocks that no query sees stand for the nearest one
 // that some query does.
+template <typename Element>
 struct Chunk {
   int index;
   int first_key;
   int end_block;
-  const uint16_t* keys[kChunkBlocks];
-  const uint16_t* values[kChunkBlocks];
+  const Element* keys[kChunkBlocks];
+  const Element* values[kChunkBlocks];
   const float* key_scales[kChunkBlocks];  // null in bf16
   const float* value_scales[kChunkBlocks];
 };
@@ -138,10 +139,11 @@ class TileRun {
     std::fill_n(work_.mixed, num_rows_ * shape_.head_dim, 0.0f);
   }
 
-  Chunk chunk_at(int index) const {
+  template <typename Element>
+  Chunk<Element> chunk_at(int index) const {
     const AttentionStep& step = plan_.step();
     const KvLayer& kv = args_.kv;
-    Chunk chunk{index, index * kChunkKeys, 0, {}, {}, {}, {}};
+    Chunk<Element> chunk{index, index * kChunkKeys, 0, {}, {}, {}, {}};
     const int32_t* table = step.block_tables + int64_t(tile_.sequence) * step.table_width;
     const int last_block = position(num_rows_ - 1) / kBlockTokens;
     const int first_block = lowest_key(0) / kBlockTokens;
@@ -150,9 +152,9 @@ class TileRun {
       const int block = std::clamp(index * kChunkBlocks + i, first_block, last_block);
       const std::byte* keys = kv.head(table[block], kv_head_);
       const std::byte* values = keys + kv.plane_bytes();
-      chunk.keys[i] = reinterpret_cast<const uint16_t*>(keys);
-      chunk.values[i] = reinterpret_cast<const uint16_t*>(values);
-      if (kv.format == KvFormat::int8) {
+      chunk.keys[i] = reinterpret_cast<const Element*>(keys);
+      chunk.values[i] = reinterpret_cast<const Element*>(values);
+      if constexpr (sizeof(Element) == 1) {
         chunk.key_scales[i] = reinterpret_cast<const float*>(values + kv.plane_bytes());
         chunk.value_scales[i] = chunk.key_scales[i] + kBlockTokens;
       }
@@ -160,19 +162,23 @@ class TileRun {
     return chunk;
   }
 
-  void widen_chunk(Chunk& chunk) {
+  // Signed bytes are exact in bf16; their scales go to the scores and to the weights.
+  Chunk<uint16_t> widened(const Chunk<int8_t>& chunk) const {
     const size_t plane_elements = size_t(kBlockTokens * shape_.head_dim);
+    Chunk<uint16_t> wide{chunk.index, chunk.first_key, chunk.end_block, {}, {}, {}, {}};
     for (int i = 0; i < chunk.end_block; ++i) {
       uint16_t* wide_keys = work_.widened + size_t(2 * i) * plane_elements;
-      chunk.keys[i] = widen(chunk.keys[i], plane_elements, wide_keys);
-      chunk.values[i] = widen(chunk.values[i], plane_elements, wide_keys + plane_elements);
+      wide.keys[i] = widen(chunk.keys[i], plane_elements, wide_keys);
+      wide.values[i] = widen(chunk.values[i], plane_elements, wide_keys + plane_elements);
+      wide.key_scales[i] = chunk.key_scales[i];
+      wide.value_scales[i] = chunk.value_scales[i];
     }
+    return wide;
   }
 
-  // Signed bytes are exact in bf16; their scales go to the scores and to the weights.
-  static const uint16_t* widen(const uint16_t* plane, size_t count, uint16_t* wide) {
-    const auto* elements = reinterpret_cast<const int8_t*>(plane);
-    for (size_t i = 0; i < count; i += kLanes) store_bf16(wide + i, load_s8(elements + i));
+  static const uint16_t* widen(const int8_t* plane, size_t count, uint16_t* wide) {
+    for (size_t i = 0; i < count; i += 2 * kLanes)
+      store_i32(reinterpret_cast<int32_t*>(wide + i), load_pairs(plane + i));
     return wide;
   }
 
@@ -181,20 +187,32 @@ class TileRun {
   }
 
   void attend_chunks() {
-    const bool is_int8 = args_.kv.format == KvFormat::int8;
-    // Of several groups only the first would wait for memory.
-    const bool reads_ahead = num_rows_ <= kGroupRows && !is_int8;
-    Chunk chunk = chunk_at(tile_.first_chunk);
+    if (args_.kv.format == KvFormat::bf16) return attend_in_place<uint16_t>();
+    // Bytes are widened on their way into each product, or once for all where there are many.
+    if (num_rows_ <= kMixRows) return attend_in_place<int8_t>();
     for (int index = tile_.first_chunk; index < tile_.end_chunk; ++index) {
-      Chunk next = index + 1 < tile_.end_chunk ? chunk_at(index + 1) : chunk;
-      if (is_int8) widen_chunk(chunk);
+      const Chunk<uint16_t> chunk = widened(chunk_at<int8_t>(index));
       for (int row = 0; row < num_rows_; row += kGroupRows)
-        attend_group(chunk, row, reads_ahead ? &next : nullptr);
+        attend_group<uint16_t>(chunk, row, nullptr);
+    }
+  }
+
+  template <typename Element>
+  void attend_in_place() {
+    // Of several groups only the first would wait for memory.
+    const bool reads_ahead = num_rows_ <= kGroupRows;
+    Chunk<Element> chunk = chunk_at<Element>(tile_.first_chunk);
+    for (int index = tile_.first_chunk; index < tile_.end_chunk; ++index) {
+      const Chunk<Element> next =
+          index + 1 < tile_.end_chunk ? chunk_at<Element>(index + 1) : chunk;
+      for (int row = 0; row < num_rows_; row += kGroupRows)
+        attend_group<Element>(chunk, row, reads_ahead ? &next : nullptr);
       chunk = next;
     }
   }
 
-  void attend_group(const Chunk& chunk, int first_row, const Chunk* next) {
+  template <typename Element>
+  void attend_group(const Chunk<Element>& chunk, int first_row, const Chunk<Element>* next) {
     const int rows = group_rows(first_row), dim = shape_.head_dim;
     const int lowest = lowest_key(first_row) - chunk.first_key;
     const int highest = position(first_row + rows - 1) - chunk.first_key;
@@ -206,19 +224,19 @@ class TileRun {
     const int first_block = std::max(0, lowest) / kBlockTokens;
     const int end_block = std::min(chunk.end_block, highest / kBlockTokens + 1);
     if (is_seen) {
-      score_group(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block, end_block,
+      score_group<Element>(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block, end_block,
                   dim, work_.scores, next ? chunk.values : nullptr);
       for (int r = 0; r < rows; ++r)
         weigh_row(chunk, first_block, end_block, first_row + r, r, sums);
     }
-    const Ahead ahead = next ? next->keys : nullptr;
+    const Planes<Element> ahead = next ? next->keys : nullptr;
     if (tile_.split >= 0) {
       float* partial = chunk_partial(chunk.index);
       std::copy_n(sums.maximum, rows, partial + first_row);
       std::copy_n(sums.total, rows, partial + num_rows_ + first_row);
       float* partial_mixed = partial + 2 * num_rows_ + first_row * dim;
       if (is_seen)
-        mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, nullptr,
+        mix_group<Element>(work_.weights, rows, chunk.values, first_block, end_block, dim, nullptr,
                   partial_mixed, ahead);
       else
         std::fill_n(partial_mixed, rows * dim, 0.0f);
@@ -226,13 +244,14 @@ class TileRun {
       alignas(64) float keep[kLanes], add[kLanes];
       merge_sums(sums, first_row, rows, keep, add);
       const Merge merge{keep, add};
-      mix_group(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed,
+      mix_group<Element>(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed,
                 ahead);
     }
   }
 
   // Turns one row's scores into weights; keys that it does not see get exactly none.
-  void weigh_row(const Chunk& chunk, int first_block, int end_block, int row, int r,
+  template <typename Element>
+  void weigh_row(const Chunk<Element>& chunk, int first_block, int end_block, int row, int r,
                  ChunkSums& sums) {
     float* scores = work_.scores + r * kChunkKeys;
     uint16_t* weights = work_.weights + r * kChunkKeys;

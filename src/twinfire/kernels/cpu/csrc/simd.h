@@ -96,11 +96,21 @@ inline F32 load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+// 16 pairs of bf16, of signed bytes exactly.
+inline I32 load_pairs(const uint16_t* p) { return I32(_mm512_loadu_si512(p)); }
+inline I32 load_pairs(const int8_t* p) {
+  const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
+  __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+  __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
+  return I32(_mm512_cvtne2ps_pbh(high, low));
+}
 // acc[c] += a.first * b[c].first + a.second * b[c].second, b being 16 pairs of bf16.
-inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, I32 b) {
   __m512i av = _mm512_set1_epi32(int(a_pair));
-  __m512i bv = _mm512_loadu_si512(b);
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(av), reinterpret_cast<__m512bh>(bv));
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(av), reinterpret_cast<__m512bh>(b));
+}
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  return dot_bf16(acc, a_pair, load_pairs(b));
 }
 
 inline I32 zero_i32() { return I32{}; }
@@ -111,10 +121,6 @@ inline I32 set1_i32(int32_t x) { return I32(_mm512_set1_epi32(x)); }
 inline I32 add_i32(I32 a, I32 b) { return a + b; }
 // Round to nearest even; the values must fit.
 inline I32 round_to_i32(F32 x) { return I32(_mm512_cvtps_epi32(x)); }
-inline F32 load_s8(const int8_t* p) {
-  return _mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
 // Stores 16 values that fit in signed bytes.
 inline void store_s8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(__m512i(x)));
@@ -193,12 +199,26 @@ inline __m256 dot_half(__m256 acc, __m256 a0, __m256 a1, __m256i b) {
   __m256 second = _mm256_castsi256_ps(_mm256_and_si256(b, _mm256_set1_epi32(int(0xffff0000u))));
   return _mm256_fmadd_ps(a1, second, _mm256_fmadd_ps(a0, first, acc));
 }
-inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+inline I32 load_pairs(const uint16_t* p) {
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(pairs), _mm256_loadu_si256(pairs + 1)};
+}
+inline __m256i widen_bytes(const int8_t* p) {
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
+  __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
+                                       _mm256_srli_epi32(_mm256_castps_si256(high), 16));
+  return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+inline I32 load_pairs(const int8_t* p) { return {widen_bytes(p), widen_bytes(p + 16)}; }
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, I32 b) {
   __m256 a0 = _mm256_castsi256_ps(_mm256_set1_epi32(int(a_pair << 16)));
   __m256 a1 = _mm256_castsi256_ps(_mm256_set1_epi32(int(a_pair & 0xffff0000u)));
-  const __m256i* bv = reinterpret_cast<const __m256i*>(b);
-  return {dot_half(acc.lo, a0, a1, _mm256_loadu_si256(bv)),
-          dot_half(acc.hi, a0, a1, _mm256_loadu_si256(bv + 1))};
+  return {dot_half(acc.lo, a0, a1, b.lo), dot_half(acc.hi, a0, a1, b.hi)};
+}
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  return dot_bf16(acc, a_pair, load_pairs(b));
 }
 
 inline I32 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -216,10 +236,6 @@ inline I32 add_i32(I32 a, I32 b) {
   return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
 inline I32 round_to_i32(F32 x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
-inline F32 load_s8(const int8_t* p) {
-  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return to_f32({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
-}
 inline void store_s8(int8_t* p, I32 x) {
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
@@ -294,10 +310,24 @@ inline float f16_to_f32(uint16_t h) {
   return value;
 }
 inline F32 load_f16(const uint16_t* p) { F32 r; TF_EACH r.v[i] = f16_to_f32(p[i]); return r; }
-inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+inline I32 load_pairs(const uint16_t* p) {
+  I32 r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+inline I32 load_pairs(const int8_t* p) {
+  uint16_t wide[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) wide[i] = f32_to_bf16(float(p[i]));
+  return load_pairs(wide);
+}
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, I32 b) {
   float a0 = bf16_to_f32(uint16_t(a_pair)), a1 = bf16_to_f32(uint16_t(a_pair >> 16));
-  TF_EACH acc.v[i] += a0 * bf16_to_f32(b[2 * i]) + a1 * bf16_to_f32(b[2 * i + 1]);
+  TF_EACH acc.v[i] += a0 * bf16_to_f32(uint16_t(b.v[i])) +
+                      a1 * bf16_to_f32(uint16_t(uint32_t(b.v[i]) >> 16));
   return acc;
+}
+inline F32 dot_bf16(F32 acc, uint32_t a_pair, const uint16_t* b) {
+  return dot_bf16(acc, a_pair, load_pairs(b));
 }
 inline I32 set1_i32(int32_t x) { I32 r; TF_EACH r.v[i] = x; return r; }
 inline I32 zero_i32() { return set1_i32(0); }
@@ -310,7 +340,6 @@ inline I32 round_to_i32(F32 x) {
   TF_EACH r.v[i] = int32_t(__builtin_lrintf(x.v[i]));
   return r;
 }
-inline F32 load_s8(const int8_t* p) { F32 r; TF_EACH r.v[i] = float(p[i]); return r; }
 inline void store_s8(int8_t* p, I32 x) { TF_EACH p[i] = int8_t(x.v[i]); }
 inline I32 low_nibbles(I32 x) { TF_EACH x.v[i] &= 0x0f0f0f0f; return x; }
 inline I32 high_nibbles(I32 x) {
