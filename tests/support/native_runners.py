@@ -9,6 +9,7 @@ from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
 from twinfire.engine.native_runner import NativeRunner, load_native_runner
 from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels, row_to_f32
+from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.cpu.weight_formats import packed_format
 from twinfire.protocol.worker_config import Quantization
 
@@ -22,6 +23,7 @@ def load_native(
     num_threads: int = 1,
     isa: str | None = None,
     op_by_op: bool = False,
+    cache: WeightCache | None = None,
 ) -> NativeRunner:
     """Load."""
     return load_native_runner(
@@ -33,6 +35,7 @@ def load_native(
         progress=lambda stage, done, total: None,
         isa=isa,
         op_by_op=op_by_op,
+        cache=cache,
     )
 
 

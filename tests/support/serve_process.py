@@ -70,14 +70,17 @@ class ServeProcess:
 
 
 @contextmanager
-def serve_process(folder: Path, *options: str, ready: bool = True) -> Iterator[ServeProcess]:
+def serve_process(
+    folder: Path, *options: str, ready: bool = True, weight_cache: Path | None = None
+) -> Iterator[ServeProcess]:
     """Start a server on a free port with one compute thread, and stop it at the end."""
+    cache = ("--weight-cache-dir", str(weight_cache)) if weight_cache else ("--no-weight-cache",)
     port = free_port()
     log = folder / "serve.log"
     command = [sys.executable, "-m", "twinfire.cli.main", "serve", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--threads", "1", *options],
+            [*command, "--threads", "1", *cache, *options],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -55,6 +55,11 @@ class Checkpoint(Protocol):
         """The mapped tensors, checked against the configuration on first use."""
         ...
 
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        ...
+
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer; takes tenths of a second."""
         ...
@@ -86,9 +91,18 @@ class FolderCheckpoint:
         """Sizes and variants."""
         return self._config
 
-    @cached_property
+    @property
     def weights(self) -> WeightSource:
         """The mapped tensors, checked against the configuration."""
+        return self._source
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The safetensors files."""
+        return self._source.paths
+
+    @cached_property
+    def _source(self) -> SafetensorsSource:
         source = SafetensorsSource(self._path)
         check_tensors(self._config, source, str(self._path))
         return source
@@ -152,6 +166,11 @@ class GgufCheckpoint:
         source = GgufSource(self._file, rotated_heads(self._config))
         check_tensors(self._config, source, str(self._file.path))
         return source
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The file itself."""
+        return (self._file.path,)
 
     def tokenizer(self) -> Tokenizer:
         """Rebuild the tokenizer from metadata."""

@@ -67,6 +67,11 @@ class SafetensorsSource:
         return iter(self._tensors)
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that the tensors lie in."""
+        return tuple(dict.fromkeys(placed.path for placed in self._tensors.values()))
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors on disk."""
         return sum(placed.size_bytes for placed in self._tensors.values())

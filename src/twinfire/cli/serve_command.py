@@ -109,6 +109,8 @@ def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConf
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         kv_cache_bytes=options.kv_cache_bytes,
+        weight_cache_dir=str(options.weight_cache_dir) if options.weight_cache_dir else None,
+        weight_cache_bytes=options.weight_cache_bytes,
         scheduling_policy=options.scheduling_policy,
         enable_prefix_caching=options.enable_prefix_caching,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinfire.artifacts.aliases import DEFAULT_ALIAS
+from twinfire.artifacts.env import Env
 from twinfire.cli.byte_size import parse_byte_size
 from twinfire.protocol.worker_config import (
     Backend,
@@ -43,6 +45,8 @@ class ServeOptions:
     quantization: Quantization
     kv_cache_dtype: KvCacheDtype
     threads: int | None
+    weight_cache_dir: Path | None
+    weight_cache_bytes: int
     scheduling_policy: SchedulingPolicy
     enable_prefix_caching: bool
     api_keys: tuple[str, ...]
@@ -160,6 +164,24 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_positive, help="compute threads (default: the cores that are usable)"
     )
     group.add_argument(
+        "--no-weight-cache",
+        action="store_true",
+        help="do not keep packed weights on disk for the next start",
+    )
+    group.add_argument(
+        "--weight-cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where to keep them (default: packed-weights in the user's cache)",
+    )
+    group.add_argument(
+        "--weight-cache-size",
+        type=_byte_size,
+        default=16 << 30,
+        metavar="SIZE",
+        help="what all of them may take; the longest unused go first (default: 16GiB)",
+    )
+    group.add_argument(
         "--scheduling-policy",
         choices=["fcfs", "priority"],
         default="fcfs",
@@ -186,6 +208,8 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         quantization=args.quantization,
         kv_cache_dtype=args.kv_cache_dtype,
         threads=args.threads,
+        weight_cache_dir=_weight_cache_dir(args),
+        weight_cache_bytes=args.weight_cache_size,
         scheduling_policy=args.scheduling_policy,
         enable_prefix_caching=not args.no_prefix_caching,
         api_keys=tuple(args.api_key),
@@ -195,6 +219,13 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         drain_timeout_s=args.drain_timeout,
         log_level=args.log_level,
     )
+
+
+def _weight_cache_dir(args: argparse.Namespace) -> Path | None:
+    if args.no_weight_cache:
+        return None
+    folder: Path = args.weight_cache_dir or Env.read().cache_dir / "packed-weights"
+    return folder
 
 
 def _positive(text: str) -> int:

@@ -7,7 +7,7 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from twinfire.kernels.cpu import _native
 from twinfire.kernels.cpu.lowering import lower, matrix_uses
 from twinfire.kernels.cpu.native_weights import NativeWeights
 from twinfire.kernels.cpu.recorder import Linear, Recorder
+from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.models.registry import build_model
 from twinfire.protocol.worker_config import Quantization
@@ -75,6 +76,10 @@ class NativeRunner:
     def weight_format(self) -> str:
         """The format that holds the most bytes of the weights."""
         return self._weights.main_format
+
+    def save_weights(self, after_write: Callable[[], None]) -> None:
+        """Keep the packed weights for the next start; `after_write` follows every few megabytes."""
+        self._weights.save(after_write)
 
     def init_kv(self, num_blocks: int) -> None:
         """Map KV memory, once; pages are only taken as blocks are written."""
@@ -148,12 +153,14 @@ def load_native_runner(
     progress: LoadProgress,
     isa: str | None = None,
     op_by_op: bool = False,
+    cache: WeightCache | None = None,
 ) -> NativeRunner:
     """Build, pack and record a model.
 
     `kv_dtype` is bf16 or int8, `isa` one of `_native.supported_isas()`, by default the greatest.
     With `op_by_op` every op of a step is complete before the next one begins, which gives the same
-    bits in more time. ModelError names a tensor that is missing or misshapen.
+    bits in more time. `cache` spares packing what an earlier start has packed. ModelError names a
+    tensor that is missing or misshapen.
     """
     total_bytes, done_bytes = weights.total_bytes, 0
 
@@ -162,7 +169,7 @@ def load_native_runner(
         done_bytes += num_bytes
         progress("weights", min(done_bytes, total_bytes), total_bytes)
 
-    packed = NativeWeights(quantization, num_threads, on_bytes)
+    packed = NativeWeights(quantization, num_threads, on_bytes, cache)
     model = build_model(config, weights, packed)
     recorder = Recorder()
     logits = model.logits(recorder, model.hidden_rows(recorder))

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from twinfire.protocol.messages import Load, WorkerInfo
+from twinfire.protocol.startup_stages import Stage
 
 PREFIX = "twinfire:"
 VLLM_PREFIX = "vllm:"
@@ -43,6 +44,8 @@ class Metrics:
         self._model_name = model_name
         self._last_load: Load | None = None
         self._finished: dict[str, Counter] = {}
+        self.startup_stages: tuple[Stage, ...] = ()
+        """Of this gateway."""
         self._define_of_worker()
         self._define_counts()
         self._define_times()
@@ -140,6 +143,7 @@ class Metrics:
     def render(self, worker: WorkerInfo | None, with_vllm_names: bool = False) -> bytes:
         """Return the text exposition of everything."""
         text = generate_latest(self._registry) + self._cache_config_info(worker)
+        text += self._startup(worker)
         if with_vllm_names:
             text += text.replace(PREFIX.encode(), VLLM_PREFIX.encode())
         return text
@@ -158,6 +162,20 @@ class Metrics:
         name = PREFIX + "cache_config_info"
         gauge = Gauge(name, "The KV cache's sizes", tuple(labels), registry=registry)
         gauge.labels(**labels).set(1)
+        return generate_latest(registry)
+
+    def _startup(self, worker: WorkerInfo | None) -> bytes:
+        stages = {"gateway": self.startup_stages, "worker": worker.startup_stages if worker else ()}
+        registry = CollectorRegistry()
+        gauge = Gauge(
+            PREFIX + "startup_stage_seconds",
+            "What a process did at its start, and how long",
+            ("model_name", "process", "stage"),
+            registry=registry,
+        )
+        for process, named in stages.items():
+            for name, seconds in named:
+                gauge.labels(self._model_name, process, name).set(seconds)
         return generate_latest(registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:

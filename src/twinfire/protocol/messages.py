@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from twinfire.protocol.sampling import SamplingParams
+from twinfire.protocol.startup_stages import Stage
 
 PROTOCOL_VERSION = 1
 """Raised whenever a message changes shape; peers of another version are refused."""
@@ -75,6 +76,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     kv_bytes_per_block: int
     weight_bytes: int
     max_num_seqs: int
+    startup_stages: tuple[Stage, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

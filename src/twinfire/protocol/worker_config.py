@@ -37,6 +37,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 1024
     """Token budget of a step; bounds how long a prompt chunk can hold up running streams."""
     kv_cache_bytes: int | None = None
+    weight_cache_dir: str | None = None
+    """Where packed weights are kept for the next start; None keeps none."""
+    weight_cache_bytes: int = 16 << 30
+    """Limit of that folder."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
 

@@ -17,6 +17,7 @@ import msgspec
 
 from twinfire.protocol.errors import TwinfireError
 from twinfire.protocol.messages import Failed, Loading
+from twinfire.protocol.startup_stages import StartupStages
 from twinfire.protocol.worker_config import WorkerConfig, decode_worker_config
 from twinfire.worker.build import build_engine
 from twinfire.worker.link_server import LinkServer
@@ -31,6 +32,8 @@ log = logging.getLogger("twinfire.worker")
 
 def main() -> int:
     """Run the worker and return its exit status."""
+    stages = StartupStages()
+    stages.begin("listening")
     # Threads that spin at a barrier starve the gateway of the core that the others wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -46,22 +49,24 @@ def main() -> int:
     threading.Thread(target=_watch_parent, args=(inbox,), name="parent", daemon=True).start()
     links = LinkServer(config.socket_path, inbox.put)
     links.start()
-    status = _serve(config, links, inbox)
+    status = _serve(config, links, inbox, stages)
     links.stop()
     return status
 
 
-def _serve(config: WorkerConfig, links: LinkServer, inbox: Inbox) -> int:
+def _serve(config: WorkerConfig, links: LinkServer, inbox: Inbox, stages: StartupStages) -> int:
     try:
-        engine, info = build_engine(
-            config, lambda stage, done, total: links.announce(Loading(stage, done, total))
+        built = build_engine(
+            config, lambda stage, done, total: links.announce(Loading(stage, done, total)), stages
         )
     except TwinfireError as error:
         links.announce(Failed(str(error)))
         if not links.wait_for_gateway(FAILURE_NOTICE_S):
             log.error("%s", error)
         return 1
-    Worker(engine, links, inbox, info).run()
+    built.weight_saver.start()
+    Worker(built.engine, links, inbox, built.info).run()
+    built.weight_saver.finish()
     return 0
 
 

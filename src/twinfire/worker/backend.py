@@ -6,17 +6,28 @@ it is needed, because that alone takes seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinfire.artifacts.checkpoint import Checkpoint
+from twinfire.artifacts.content_key import content_key
 from twinfire.engine.cpus import usable_cores
 from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.kernels.sampling_ops import SamplingOps
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.worker_config import WorkerConfig
 
+if TYPE_CHECKING:
+    from twinfire.kernels.cpu.weight_cache import WeightCache
+
 FULL_PRECISION_FORMATS = ("f32",)
 NATIVE_HEAD_DIM_MULTIPLE = 16
+
+
+def _nothing_to_save(after_write: Callable[[], None]) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,8 @@ class Backend:
     sampling_ops: SamplingOps
     dtype: str
     """What the model computes in, for people and for peers that compare."""
+    save_weights: Callable[[Callable[[], None]], None] = _nothing_to_save
+    """Keeps for the next start what this one has packed; calls back every few megabytes."""
 
 
 def load_backend(config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress) -> Backend:
@@ -61,8 +74,18 @@ def _native_backend(
         kv_dtype="int8" if config.kv_cache_dtype == "int8" else "bf16",
         num_threads=config.threads or usable_cores(),
         progress=progress,
+        cache=_weight_cache(config, checkpoint),
     )
-    return Backend(runner, NativeSamplingOps(), runner.weight_format)
+    return Backend(runner, NativeSamplingOps(), runner.weight_format, runner.save_weights)
+
+
+def _weight_cache(config: WorkerConfig, checkpoint: Checkpoint) -> WeightCache | None:
+    from twinfire.kernels.cpu.weight_cache import WeightCache
+
+    if config.weight_cache_dir is None:
+        return None
+    key = content_key(checkpoint.weight_files)
+    return WeightCache(Path(config.weight_cache_dir), config.weight_cache_bytes, key)
 
 
 def _torch_backend(

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
 from twinfire.cache.kv_group import KvLayout
@@ -17,21 +20,42 @@ from twinfire.engine.runner import LoadProgress
 from twinfire.engine.sampler import Sampler
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.messages import WorkerInfo
+from twinfire.protocol.startup_stages import StartupStages
 from twinfire.protocol.worker_config import WorkerConfig
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.worker.backend import Backend, load_backend
+from twinfire.worker.weight_saver import WeightSaver
 
 
-def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, WorkerInfo]:
-    """Load the model and return its engine with the description that gateways get.
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine that is ready to step."""
+
+    engine: Engine
+    info: WorkerInfo
+    """The description that gateways get."""
+    weight_saver: WeightSaver
+    """To be started once requests are taken."""
+
+
+def build_engine(
+    config: WorkerConfig, progress: LoadProgress, stages: StartupStages
+) -> BuiltEngine:
+    """Load the model, noting how long each stage took.
 
     ModelError or MemoryTooSmall say what is wrong with the model or the settings.
     """
-    progress("opening the model", 0, 0)
+
+    def begin(stage: str, done: int = 0, total: int = 0) -> None:
+        stages.begin(stage)
+        progress(stage, done, total)
+
+    begin("opening the model")
     checkpoint = open_checkpoint(Path(config.model_path))
     max_model_len = _max_model_len(config, checkpoint)
-    backend = load_backend(config, checkpoint, progress)
+    backend = load_backend(config, checkpoint, begin)
+    begin("KV memory")
     runner = backend.runner
     num_blocks = num_kv_blocks(
         runner.kv_layout,
@@ -43,7 +67,9 @@ def build_engine(config: WorkerConfig, progress: LoadProgress) -> tuple[Engine, 
     runner.init_kv(num_blocks)
     scheduler = Scheduler(_scheduler_config(config, max_model_len, num_blocks, runner.kv_layout))
     engine = Engine(scheduler, runner, Sampler(backend.sampling_ops))
-    return engine, _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
+    info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
+    info = msgspec.structs.replace(info, startup_stages=stages.finish())
+    return BuiltEngine(engine, info, WeightSaver(backend.save_weights))
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:

@@ -1,7 +1,8 @@
 """Weights of one model as the native kernels read them.
 
 Implements `WeightOps`: first every matrix is only declared, because how it is packed depends on
-how the model uses it; `pack` then reads each from its mapping once, on all threads.
+how the model uses it; `pack` then finds all of them packed by an earlier start, or reads each from
+its mapping once, on all threads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 from twinfire.artifacts.tensors import MappedTensor
 from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels
+from twinfire.kernels.cpu.packed_file import MatrixShape
+from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.cpu.weight_formats import packed_format
 from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
 from twinfire.protocol.worker_config import Quantization
@@ -54,6 +57,16 @@ class DeclaredMatrix:
         """Columns."""
         return self.parts[0].shape[1]
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all parts on disk."""
+        return sum(part.raw.nbytes for part in self.parts)
+
+    @property
+    def description(self) -> str:
+        """Which tensors these are and in what format."""
+        return ";".join(f"{t.name}:{t.format}" for t in (*self.parts, *self.biases))
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixUse:
@@ -69,17 +82,24 @@ class NativeWeights:
     """All weights of a model. `on_bytes` is told of the disk bytes of each tensor once it is in."""
 
     def __init__(
-        self, quantization: Quantization, num_threads: int, on_bytes: Callable[[int], None]
+        self,
+        quantization: Quantization,
+        num_threads: int,
+        on_bytes: Callable[[int], None],
+        cache: WeightCache | None = None,
     ) -> None:
         self._quantization = quantization
         self._num_threads = num_threads
         self._on_bytes = on_bytes
+        self._cache = cache
         self._declared: list[DeclaredMatrix] = []
         self._matrices: list[PackedMatrix] = []
         self._vectors: list[Float32Array] = []
         self._tables: list[MappedTensor] = []
         self._packed_tables: dict[int, PackedMatrix] = {}
         self._rope_tables: list[RopeTable] = []
+        self._unsaved: list[tuple[MatrixShape, Bytes]] = []
+        self._sources = ""
 
     @property
     def num_bytes(self) -> int:
@@ -122,12 +142,21 @@ class NativeWeights:
     def pack(self, uses: dict[int, MatrixUse]) -> None:
         """Pack every declared matrix for its use, by the index of its reference; once."""
         assert not self._matrices, "weights are packed once"
-        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="pack") as pool:
-            for index, declared in enumerate(self._declared):
-                self._matrices.append(self._packed(pool, declared, uses.get(index, MatrixUse())))
-            for index, table in enumerate(self._tables):
-                if table.format not in _PLAIN_TABLES:
-                    self._packed_tables[index] = self._packed_table(pool, table)
+        declared = list(self._declared)
+        shapes = [self._shape(d, uses.get(i, MatrixUse())) for i, d in enumerate(declared)]
+        places = {}
+        for index, table in enumerate(self._tables):
+            if table.format not in _PLAIN_TABLES:
+                places[index] = self._place_of_table(table, declared, shapes)
+        matrices = self._loaded(declared, shapes) or self._packed(declared, shapes)
+        self._matrices = matrices[: len(self._declared)]
+        self._packed_tables = {index: matrices[place] for index, place in places.items()}
+
+    def save(self, after_write: Callable[[], None] = lambda: None) -> None:
+        """Keep what `pack` had to make itself for the next start."""
+        unsaved, self._unsaved = self._unsaved, []
+        if self._cache is not None and unsaved:
+            self._cache.save(unsaved, self._sources, after_write)
 
     def matrix_at(self, ref: LinearRef) -> PackedMatrix:
         """Return a packed matrix."""
@@ -149,23 +178,52 @@ class NativeWeights:
         """Return rotary frequencies."""
         return self._rope_tables[ref.index]
 
-    def _packed_table(self, pool: ThreadPoolExecutor, table: MappedTensor) -> PackedMatrix:
-        for declared, matrix in zip(self._declared, self._matrices, strict=True):
-            if [part.name for part in declared.parts] == [table.name] and not matrix.gated:
-                return matrix
-        return self._packed(pool, DeclaredMatrix((table,), ()), MatrixUse(is_head=True))
+    def _place_of_table(
+        self, table: MappedTensor, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
+    ) -> int:
+        """Return which matrix holds the rows of `table`, added to both lists if none does."""
+        for index, (matrix, shape) in enumerate(zip(declared, shapes, strict=True)):
+            if [part.name for part in matrix.parts] == [table.name] and not shape.gated:
+                return index
+        declared.append(DeclaredMatrix((table,), ()))
+        shapes.append(self._shape(declared[-1], MatrixUse(is_head=True)))
+        return len(declared) - 1
+
+    def _shape(self, declared: DeclaredMatrix, use: MatrixUse) -> MatrixShape:
+        formats = [part.format for part in declared.parts]
+        format_name = packed_format(formats, self._quantization, is_head=use.is_head)
+        rows, width, has_bias = declared.num_rows, declared.width, bool(declared.biases)
+        return MatrixShape(format_name, rows, width, use.is_gated, has_bias)
+
+    def _loaded(
+        self, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
+    ) -> list[PackedMatrix] | None:
+        if self._cache is None:
+            return None
+        self._sources = "|".join(matrix.description for matrix in declared)
+        with self._threads() as pool:
+            found = self._cache.load(shapes, self._sources, pool)
+        if found is None:
+            return None
+        self._on_bytes(sum(matrix.disk_bytes for matrix in declared))
+        return [shape.over(panels) for shape, panels in zip(shapes, found, strict=True)]
 
     def _packed(
-        self, pool: ThreadPoolExecutor, declared: DeclaredMatrix, use: MatrixUse
+        self, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
+    ) -> list[PackedMatrix]:
+        with self._threads() as pool:
+            return [
+                self._packed_matrix(pool, matrix, shape)
+                for matrix, shape in zip(declared, shapes, strict=True)
+            ]
+
+    def _packed_matrix(
+        self, pool: ThreadPoolExecutor, declared: DeclaredMatrix, shape: MatrixShape
     ) -> PackedMatrix:
-        format_name = packed_format(
-            [part.format for part in declared.parts], self._quantization, is_head=use.is_head
-        )
-        shape = (format_name, declared.num_rows, declared.width, use.is_gated)
-        has_bias = bool(declared.biases)
-        panels = allocate_bytes(PackedMatrix.num_bytes_of(*shape, has_bias))
-        matrix = PackedMatrix(*shape, has_bias, panels)
+        panels = allocate_bytes(shape.num_bytes)
+        matrix = shape.over(panels)
         parts = [_source(part) for part in declared.parts]
+        has_bias = bool(declared.biases)
         bias = np.concatenate([b.to_float32() for b in declared.biases]) if has_bias else None
         starts = range(0, matrix.num_panels, _PANELS_AT_ONCE)
 
@@ -174,8 +232,13 @@ class NativeWeights:
             pack_panels(matrix, panels, parts, bias, first, last)
 
         list(pool.map(fill, starts))
-        self._on_bytes(sum(part.raw.nbytes for part in declared.parts))
+        if self._cache is not None:
+            self._unsaved.append((shape, panels))
+        self._on_bytes(declared.disk_bytes)
         return matrix
+
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="pack")
 
 
 def _source(part: MappedTensor) -> tuple[str, Bytes]:
