@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 namespace tf {
 
 struct SweepKernels {
-  // The sum of the 32-bit words of `num_bytes` bytes, a multiple of 256.
-  uint32_t (*read)(const std::byte* bytes, size_t num_bytes);
+  // Some value that depends on all of `num_bytes` bytes, a multiple of 256.
+  float (*read)(const std::byte* bytes, size_t num_bytes);
 };
 
 namespace avx512 { extern const SweepKernels kSweepKernels; }
