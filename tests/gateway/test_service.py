@@ -18,9 +18,10 @@ from support.scripted_backend import ScriptedBackend, say, worker_info
 from twinfire import __version__
 from twinfire.gateway.app import create_app
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.listening import AddressUnavailable, bind_socket
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.served_model import ServedModel
-from twinfire.gateway.server import AddressUnavailable, GatewayServer, bind_socket
+from twinfire.gateway.server import GatewayServer
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import Overloaded
 from twinfire.protocol.messages import Load

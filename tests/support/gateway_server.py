@@ -13,8 +13,9 @@ from support.scripted_backend import ScriptedBackend
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.gateway.app import create_app, gateway_of
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.listening import bind_socket
 from twinfire.gateway.served_model import ServedModel, TextSide
-from twinfire.gateway.server import GatewayServer, bind_socket
+from twinfire.gateway.server import GatewayServer
 from twinfire.gateway.settings import GatewaySettings
 
 MODEL = "tiny"

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from twinfire.artifacts.fields import read_json_fields
+from twinfire.artifacts.file_names import CONFIG_FILE, GGUF_SUFFIX
 from twinfire.artifacts.gguf_config import read_gguf_config, rotated_heads
 from twinfire.artifacts.gguf_file import GgufFile
 from twinfire.artifacts.gguf_source import GgufSource
-from twinfire.artifacts.hf_config import CONFIG_FILE, read_hf_config
+from twinfire.artifacts.hf_config import read_hf_config
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.safetensors_source import SafetensorsSource
 from twinfire.artifacts.tensor_layout import check_tensors
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from twinfire.artifacts.chat_template import ChatTemplate
     from twinfire.artifacts.tokenizer import Tokenizer
 
-GGUF_SUFFIX = ".gguf"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 PROCESSOR_TEMPLATE_FILE = "chat_template.json"

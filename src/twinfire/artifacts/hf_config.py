@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twinfire.artifacts.fields import Fields, read_json_fields, shown
+from twinfire.artifacts.file_names import CONFIG_FILE
 from twinfire.artifacts.model_config import (
     SUPPORTED_ARCHITECTURES,
     GenerationDefaults,
@@ -18,7 +19,6 @@ from twinfire.artifacts.model_config import (
 from twinfire.artifacts.rope_config import rope_from_config
 from twinfire.protocol.errors import ModelError
 
-CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 _CLASSES = {
     "llama": "LlamaForCausalLM",

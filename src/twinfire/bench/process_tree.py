@@ -92,10 +92,18 @@ def tree_pss_bytes(root: int) -> int | None:
     """Return resident memory with each shared page counted once; None where it may not be read."""
     total = 0
     for process in tree_of(root, scan_processes()):
-        try:
-            text = (PROC / str(process.pid) / "smaps_rollup").read_text()
-        except OSError:
+        own = pss_bytes(process.pid)
+        if own is None:
             return None
-        fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
-        total += int(fields["Pss"].split()[0]) * 1024
+        total += own
     return total
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Return a process's resident memory, its share of shared pages; None where not readable."""
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
+    return int(fields["Pss"].split()[0]) * 1024

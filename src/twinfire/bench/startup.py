@@ -14,17 +14,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import aiohttp
 import msgspec
 
 from twinfire.bench.client import Client, ServerUnusable
 from twinfire.bench.distribution import median
 from twinfire.bench.process_tree import tree_pss_bytes, tree_rss_bytes
+from twinfire.bench.prometheus_text import metric_values
 from twinfire.bench.request import GenerationRequest, Message
 from twinfire.bench.request_record import RequestRecord
 from twinfire.bench.server_process import ServerProcess
 from twinfire.bench.target import Target
 
 MEMORY_SAMPLE_S = 0.05
+STAGE_METRIC = "twinfire:startup_stage_seconds"
 FIRST_PROMPT = "Say in one sentence what a cache is."
 FIRST_MAX_TOKENS = 8
 
@@ -43,6 +46,8 @@ class StartupRun(msgspec.Struct, frozen=True):
     """After the first answer, shared pages counted once; None where it may not be read."""
     stop_s: float
     """From the request to stop until the process was gone."""
+    stages: dict[str, float] = {}
+    """Seconds of each stage by "process: stage", for servers that tell."""
 
 
 class StartupReport(msgspec.Struct, frozen=True):
@@ -84,6 +89,7 @@ async def _one_start(server: ServerProcess, target: Target, timeout_s: float) ->
             ready_s = await server.wait_until_ready(deadline_s)
             record = await _first_answer(server, target)
             pss_bytes = tree_pss_bytes(server.pid)
+            stages = await _stages(server.url)
         stop_started_s = time.monotonic()
         await server.stop()
         stop_s = time.monotonic() - stop_started_s
@@ -95,7 +101,18 @@ async def _one_start(server: ServerProcess, target: Target, timeout_s: float) ->
         peak_rss_bytes=memory.peak_bytes,
         pss_bytes=pss_bytes,
         stop_s=stop_s,
+        stages=stages,
     )
+
+
+async def _stages(url: str) -> dict[str, float]:
+    """Return what Twinfire tells of its own start; nothing for any other server."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+            values = metric_values(await response.text(), STAGE_METRIC, ("process", "stage"))
+    except (aiohttp.ClientError, ValueError):
+        return {}
+    return {f"{process}: {stage}": seconds for (process, stage), seconds in values.items()}
 
 
 async def _first_answer(server: ServerProcess, target: Target) -> RequestRecord:
@@ -148,4 +165,9 @@ def _median_run(runs: Sequence[StartupRun]) -> StartupRun:
         peak_rss_bytes=round(median([float(run.peak_rss_bytes) for run in runs])),
         pss_bytes=round(median(pss)) if pss else None,
         stop_s=median([run.stop_s for run in runs]),
+        stages={
+            name: median([run.stages[name] for run in runs])
+            for name in runs[0].stages
+            if all(name in run.stages for run in runs)
+        },
     )

@@ -19,10 +19,11 @@ from twinfire.protocol.errors import TwinfireError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from twinfire.bench.load_report import LoadReport
     from twinfire.bench.load_run import RunOptions
-    from twinfire.bench.startup import StartupReport
+    from twinfire.bench.startup import StartupReport, StartupRun
 
 FAILED_STATUS = 1
 
@@ -142,7 +143,7 @@ def run_startup(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from twinfire.bench.server_process import run_until_signal, url_of_command
-    from twinfire.bench.startup import StartupRun, measure_startup
+    from twinfire.bench.startup import measure_startup
 
     if args.runs < 1:
         raise TwinfireError(f"--runs {args.runs}: at least 1")
@@ -181,3 +182,20 @@ def _print_startup(console: Console, report: StartupReport) -> None:
             f"{run.stop_s:.2f}",
         )
     console.print(table)
+    if report.median.stages:
+        console.print(_stage_table(named, report.median))
+
+
+def _stage_table(named: list[tuple[str, StartupRun]], median: StartupRun) -> Table:
+    """Milliseconds of each stage: the first start packs weights, later ones find them packed."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold cyan")
+    table.add_column("stage, ms", no_wrap=True)
+    columns = [*named, ("median", median)]
+    for name, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in named[0][1].stages:
+        seconds = [run.stages.get(stage) for _, run in columns]
+        table.add_row(stage, *("-" if s is None else f"{s * 1e3:.0f}" for s in seconds))
+    return table

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+import sys
+from typing import TYPE_CHECKING
 
 from twinfire.protocol.messages import Failed, Loading, Ready
+
+# Imported when there is a terminal to draw on, and then while the worker imports its own.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 class LoadProgressBar:
     """Follows the states that a worker announces. Safe to close more than once."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+    def __init__(self) -> None:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._stage = ""
@@ -28,10 +24,10 @@ class LoadProgressBar:
         """Show a state; anything but loading ends the bar."""
         if not isinstance(state, Loading):
             self.close()
-        elif self._console.is_terminal:
+        elif sys.stderr.isatty():
             self._draw(state)
         elif state.stage != self._stage:
-            self._console.print(f"loading: {state.stage}", highlight=False)
+            print(f"loading: {state.stage}", file=sys.stderr, flush=True)
             self._stage = state.stage
 
     def close(self) -> None:
@@ -42,14 +38,7 @@ class LoadProgressBar:
 
     def _draw(self, state: Loading) -> None:
         if self._progress is None:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-            )
+            self._progress = _loading_progress()
             self._progress.start()
             self._task = self._progress.add_task("loading")
         assert self._task is not None
@@ -59,3 +48,23 @@ class LoadProgressBar:
             completed=state.done,
             total=state.total or None,
         )
+
+
+def _loading_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-from rich.table import Table
-
 from twinfire.artifacts.aliases import ALIASES, DEFAULT_ALIAS, find_alias
 from twinfire.artifacts.model_store import ModelStore
 from twinfire.cli.pull_progress import pull_progress
@@ -27,6 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def list_models(args: argparse.Namespace) -> int:
     """Print a table of every alias."""
+    from rich.console import Console
+    from rich.table import Table
+
     store = ModelStore()
     table = Table("name", "model", "download")
     table.add_column("file", overflow="fold")

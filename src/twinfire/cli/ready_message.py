@@ -16,7 +16,7 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def ready_message(name: str, url: str, worker: WorkerInfo, started_in_s: float) -> str:
+def ready_message(name: str, url: str, worker: WorkerInfo, memory: str, started_in_s: float) -> str:
     """Return the message, ending in a curl command."""
     kv_gib = worker.num_kv_blocks * worker.kv_bytes_per_block / 2**30
     kv_tokens = worker.num_kv_blocks * worker.block_size
@@ -24,6 +24,6 @@ def ready_message(name: str, url: str, worker: WorkerInfo, started_in_s: float) 
     curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
     return (
         f"{name} ({worker.architecture}, {worker.dtype}) is ready at {url} after "
-        f"{started_in_s:.1f} s; KV cache {kv_gib:.1f} GiB, {kv_tokens:,} tokens. Try:\n"
+        f"{started_in_s:.1f} s; KV cache {kv_gib:.1f} GiB, {kv_tokens:,} tokens. {memory}Try:\n"
         f"  {curl}{shlex.quote(body)}"
     )

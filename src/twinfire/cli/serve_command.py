@@ -10,19 +10,19 @@ import argparse
 import asyncio
 import logging
 import socket
-import time
+import sys
 
-from rich.console import Console
-
-from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.model_store import ResolvedModel, resolve_model
 from twinfire.cli.load_progress import LoadProgressBar
+from twinfire.cli.memory_message import memory_message
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
 from twinfire.cli.serve_options import ServeOptions, add_serve_arguments, serve_options
 from twinfire.gateway.backends.local_worker import LocalWorker
+from twinfire.gateway.listening import bind_socket, run_event_loop
 from twinfire.gateway.settings import GatewaySettings, RequestLimits
 from twinfire.protocol.errors import TwinfireError
+from twinfire.protocol.startup_stages import StartupStages, process_age_s
 from twinfire.protocol.worker_config import WorkerConfig
 
 
@@ -39,8 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. TwinfireError says why it could not start."""
-    from twinfire.gateway.server import bind_socket, run_event_loop
-
+    stages = StartupStages()
+    stages.begin("command")
     options = serve_options(args)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -49,19 +49,18 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with pull_progress(options.model) as report:
         resolved = resolve_model(options.model, on_progress=report)
-    # Faults of the model's files are told before anything is started.
-    open_checkpoint(resolved.path)
     bound = bind_socket(options.host, options.port)
-    run_event_loop(_serve(options, resolved, bound))
+    run_event_loop(_serve(options, resolved, bound, stages))
     return 0
 
 
-async def _serve(options: ServeOptions, resolved: ResolvedModel, bound: socket.socket) -> None:
-    started_s = time.monotonic()
-    console = Console(stderr=True)
-    progress = LoadProgressBar(console)
+async def _serve(
+    options: ServeOptions, resolved: ResolvedModel, bound: socket.socket, stages: StartupStages
+) -> None:
+    progress = LoadProgressBar()
     worker = LocalWorker(_worker_config(options, resolved), on_state=progress.update)
     await worker.start()
+    stages.begin("gateway imports")
     # Imported while the worker imports its own.
     from twinfire.gateway.app import create_app
     from twinfire.gateway.metrics import Metrics
@@ -74,14 +73,20 @@ async def _serve(options: ServeOptions, resolved: ResolvedModel, bound: socket.s
     server = GatewayServer(create_app(_gateway_settings(options), worker, model, metrics), bound)
 
     async def announce() -> None:
-        await asyncio.gather(worker.settled.wait(), model.load_text(resolved.path))
+        stages.begin("tokenizer")
+        await model.load_text(resolved.path)
+        stages.begin("waiting for the worker")
+        if model.load_error is None:
+            await worker.settled.wait()
+        metrics.startup_stages = stages.finish()
         info = worker.worker_info
         if info is None or model.load_error is not None:
             server.stop()
             return
         url = base_url(options.host, server.address[1])
-        message = ready_message(names[0], url, info, time.monotonic() - started_s)
-        console.print(message, highlight=False, markup=False, soft_wrap=True)
+        memory = await asyncio.to_thread(memory_message, info)
+        message = ready_message(names[0], url, info, memory, process_age_s())
+        print(message, file=sys.stderr, flush=True)
 
     announcing = asyncio.create_task(announce())
     try:

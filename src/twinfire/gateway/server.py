@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
-from collections.abc import Coroutine, Generator
-from typing import TypeVar
+from collections.abc import Generator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,51 +21,12 @@ from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
-from twinfire.protocol.errors import TwinfireError
 
 _BACKLOG = 2048
 _IDLE_CONNECTION_S = 75
 _CLOSE_LIMIT_S = 5
 """For answers that are complete to reach their clients."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-T = TypeVar("T")
-
-
-class AddressUnavailable(TwinfireError):  # noqa: N818 - the field's name for this fault
-    """The server cannot listen where it was told to; the message says where and why."""
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to (`host`, `port`), port 0 for any; AddressUnavailable otherwise."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise AddressUnavailable(f"the host '{host}' is not known: {error.strerror}") from None
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            message = f"port {port} on {host} is taken; choose another with --port"
-        else:
-            message = f"cannot listen on {host}:{port}: {error.strerror}"
-        raise AddressUnavailable(message) from None
-    return bound
-
-
-def run_event_loop(main: Coroutine[object, object, T]) -> T:
-    """Run `main` on the fastest event loop there is, and return its result."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
 
 
 async def serve_gateway(
