@@ -9,13 +9,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
 
 #include "bind_arrays.h"
 #include "bindings.h"
+#include "format_names.h"
 #include "program.h"
 
 namespace tf {
@@ -27,19 +27,6 @@ namespace {
 using Ids = ConstVector<int32_t>;
 using IdRows = ConstMatrix<int32_t>;
 using Heads = std::tuple<int, int, int>;
-
-// Each in the order of its enumeration.
-constexpr std::array<std::string_view, 4> kRowFormats = {"f32", "bf16", "int8", "int8_groups"};
-constexpr std::array<std::string_view, 3> kTableFormats = {"f32", "f16", "bf16"};
-constexpr std::array<std::string_view, 6> kEpilogues = {
-    "store_bf16", "store_f32", "add_f32", "silu_mul_f32", "silu_mul_bf16", "silu_mul_int8_groups"};
-
-template <typename Enum, size_t kCount>
-Enum parse(const std::array<std::string_view, kCount>& names, std::string_view name) {
-  for (size_t index = 0; index < kCount; ++index)
-    if (names[index] == name) return Enum(index);
-  throw nb::value_error(("unknown name '" + std::string(name) + "'").c_str());
-}
 
 HeadShape head_shape(const Heads& heads) {
   const auto [num_heads, num_kv_heads, head_dim] = heads;
