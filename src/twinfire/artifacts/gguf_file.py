@@ -81,8 +81,7 @@ class GgufFile:
             return []
         if array.item_type != _STRING:
             raise self.fields.fault(name, "must be an array of strings")
-        walker = _HeaderReader(self.path, self.mapping, array.offset)
-        return [walker.text() for _ in range(array.length)]
+        return _HeaderReader(self.path, self.mapping, array.offset).texts(array.length)
 
     def numbers(self, name: str) -> npt.NDArray[np.generic] | None:
         """Return an array of numbers as a mapped view, None when absent."""
@@ -130,15 +129,20 @@ class _HeaderReader:
 
     def text(self) -> str:
         """Return the string at the position."""
-        start = self._string_start()
-        return self._mapping[start : self._position].decode("utf-8", errors="replace")
+        (text,) = self.texts(1)
+        return text
 
-    def _string_start(self) -> int:
-        """Move past a string; return where its bytes begin."""
-        length = self._u64()
-        start = self._position
-        self._skip(length)
-        return start
+    def texts(self, count: int) -> list[str]:
+        """Return the strings from the position on."""
+        ends = list(self._string_ends(count))
+        mapping, size = self._mapping, _U64.size
+        starts = [self._position, *ends[:-1]]
+        self._position = ends[-1] if ends else self._position
+        self._skip(0)
+        return [
+            mapping[start + size : end].decode("utf-8", errors="replace")
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
     def _value(self, type_id: int, name: str) -> object:
         if type_id == _STRING:
@@ -160,7 +164,9 @@ class _HeaderReader:
         item_type, length = self._u32(), self._u64()
         array = GgufArray(item_type, length, self._position)
         if item_type == _STRING:
-            self._skip_strings(length)
+            for end in self._string_ends(length):
+                self._position = end
+            self._skip(0)
         elif item_type in _SCALAR_DTYPES:
             self._skip(length * _SCALAR_DTYPES[item_type].itemsize)
         else:
@@ -169,13 +175,12 @@ class _HeaderReader:
             )
         return array
 
-    def _skip_strings(self, count: int) -> None:
-        # A vocabulary has a hundred thousand of them: one loop without calls of our own.
+    def _string_ends(self, count: int) -> Iterator[int]:
+        # A vocabulary has a hundred thousand strings: no calls of our own for each.
         mapping, position, unpack, size = self._mapping, self._position, _U64.unpack_from, _U64.size
         for _ in range(count):
             position += size + unpack(mapping, position)[0]
-        self._position = position
-        self._skip(0)
+            yield position
 
     def _tensor_infos(self, count: int) -> Iterator[GgufTensorInfo]:
         for _ in range(count):

@@ -63,7 +63,7 @@ def vocabulary_bytes(
 
 def _byte_level_bytes(text: str, characters: dict[str, int]) -> bytes:
     try:
-        return bytes([characters[character] for character in text])
+        return bytes(map(characters.__getitem__, text))
     except KeyError:
         # Added tokens are plain text, not spelled in the alphabet.
         return text.encode()
