@@ -69,11 +69,11 @@ class NativeProduct:
         row_bytes = _native.activation_row_bytes(row_format, self._shape.k)
         rows = _native.allocate_bytes(num_rows * row_bytes).reshape(num_rows, row_bytes)
         _native.write_activation_rows(x, row_format, rows)
-        out = _native.allocate_bytes(4 * num_rows * self._shape.n).reshape(num_rows, -1)
+        out = _native.allocate_bytes(2 * num_rows * self._shape.n).reshape(num_rows, -1)
 
         def run() -> None:
             for matrix in self._matrices:
-                _native.gemm(matrix, rows, "store_f32", out, self._team)
+                _native.gemm(matrix, rows, "store_bf16", out, self._team)
 
         return run
 

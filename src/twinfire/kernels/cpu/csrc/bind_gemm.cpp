@@ -1,5 +1,5 @@
-// Packed matrices, activation rows and products for Python: packing at load time, and the eager form
-// of the product that tests and benchmarks call.
+// Packed matrices, activation rows and products for Python: packing at load time, and the eager
+// form of the product that tests and benchmarks call.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "bind_arrays.h"
 #include "bindings.h"
 #include "gemm.h"
 #include "packing.h"
@@ -26,13 +27,8 @@ namespace nb = nanobind;
 namespace {
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ByteRows = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstByteRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstFloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using SourcePart = std::pair<std::string_view, ConstBytes>;
+using SourcePart = std::pair<std::string_view, ConstVector<uint8_t>>;
 
 // Each in the order of its enumeration.
 constexpr std::array<std::string_view, 5> kWeightFormats = {"bf16", "int8", "q8_0", "q4_0", "q4_1"};
@@ -41,10 +37,6 @@ constexpr std::array<std::string_view, 6> kSourceFormats = {"f32",  "f16",  "bf1
 constexpr std::array<std::string_view, 4> kRowFormats = {"f32", "bf16", "int8", "int8_groups"};
 constexpr std::array<std::string_view, 6> kEpilogues = {
     "store_bf16", "store_f32", "add_f32", "silu_mul_f32", "silu_mul_bf16", "silu_mul_int8_groups"};
-
-void require(bool condition, const char* message) {
-  if (!condition) throw nb::value_error(message);
-}
 
 template <typename Enum, size_t kCount>
 Enum parse(const std::array<std::string_view, kCount>& names, std::string_view name) {
@@ -101,7 +93,7 @@ void check_parts(const PackedMatrix& matrix, const std::vector<SourcePart>& part
 }
 
 void pack_panels(const PackedMatrix& matrix, Bytes panels, const std::vector<SourcePart>& parts,
-                 std::optional<ConstFloats> bias, int first, int last,
+                 std::optional<ConstVector<float>> bias, int first, int last,
                  std::optional<std::string_view> isa) {
   PackingSource source{{}, bias ? bias->data() : nullptr};
   check_parts(matrix, parts, source);
@@ -122,7 +114,7 @@ void row_to_f32(const PackedMatrix& matrix, int row, Floats out,
   TF_FOR_ISA(isa_or_best(isa), kPackingKernels).row_to_f32(matrix, row, out.data());
 }
 
-void write_activation_rows(ConstFloatRows x, std::string_view format_name, ByteRows out,
+void write_activation_rows(ConstMatrix<float> x, std::string_view format_name, Matrix<uint8_t> out,
                            std::optional<std::string_view> isa) {
   const auto format = parse<RowFormat>(kRowFormats, format_name);
   const int k = int(x.shape(1));
@@ -157,8 +149,8 @@ class TilesOfOne : public TileRunner {
   const GemmArgs& args_;
 };
 
-void gemm(const PackedMatrix& matrix, ConstByteRows rows, std::string_view epilogue_name,
-          ByteRows out, ThreadTeam* team, std::optional<std::string_view> isa) {
+void gemm(const PackedMatrix& matrix, ConstMatrix<uint8_t> rows, std::string_view epilogue_name,
+          Matrix<uint8_t> out, ThreadTeam* team, std::optional<std::string_view> isa) {
   const auto epilogue = parse<Epilogue>(kEpilogues, epilogue_name);
   require(rows.shape(1) >= activation_row_bytes(input_format(matrix.format), matrix.k),
           "the input's rows are too short");
@@ -197,7 +189,7 @@ void bind_gemm(nb::module_& module) {
                   nb::arg("has_bias") = false)
       .def("__init__",
            [](PackedMatrix* self, std::string_view format, int n, int k, bool gated, bool has_bias,
-              ConstBytes panels) {
+              ConstVector<uint8_t> panels) {
              PackedMatrix matrix = matrix_shape(format, n, k, gated, has_bias);
              require(panels.size() == matrix.num_bytes(),
                      "the panels do not have the matrix's size");
@@ -208,7 +200,8 @@ void bind_gemm(nb::module_& module) {
            },
            nb::arg("format"), nb::arg("n"), nb::arg("k"), nb::arg("gated"), nb::arg("has_bias"),
            nb::arg("panels"), nb::keep_alive<1, 7>())
-      .def_prop_ro("format", [](const PackedMatrix& self) { return kWeightFormats[int(self.format)]; })
+      .def_prop_ro("format",
+                   [](const PackedMatrix& self) { return kWeightFormats[size_t(self.format)]; })
       .def_ro("n", &PackedMatrix::n)
       .def_ro("k", &PackedMatrix::k)
       .def_ro("gated", &PackedMatrix::gated)

@@ -1,7 +1,7 @@
 // y = x @ W.T + bias for any number of rows, cut into independent tiles.
 //
-// An output element is accumulated in one fixed order over K whatever the other rows are and however
-// the tiles are cut, so its bits depend on its own row and the matrix alone.
+// An output element is accumulated in one fixed order over K whatever the other rows are and
+// however the tiles are cut, so its bits depend on its own row and the matrix alone.
 #pragma once
 
 #include <algorithm>

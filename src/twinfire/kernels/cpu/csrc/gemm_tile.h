@@ -1,5 +1,5 @@
-// How every format walks the tiles of a product: which rows and columns a tile has, the blocks of K,
-// and what becomes of the finished sums. A format adds only its inner loops.
+// How every format walks the tiles of a product: which rows and columns a tile has, the blocks of
+// K, and what becomes of the finished sums. A format adds only its inner loops.
 //
 // Sums of a tile wait in a small buffer between blocks of K; storing and loading them is exact, so
 // blocks of K change no bits. Neither do the sizes of tiles.

@@ -4,8 +4,8 @@
 //   bf16         [K/2][64][2] bf16
 //   int8         [K/4][64][4] bytes, each value + 128, then f32 scale[64]
 //   q8_0         per group of 32 of K: [4 vectors][8][16][4] bytes, each value + 128, f16 scale[64]
-//   q4_0         per group: [4 vectors][4][16][4] bytes, whose low nibbles are elements 0..15 of the
-//                group and whose high nibbles are 16..31, as in GGUF; then f16 scale[64]
+//   q4_0         per group: [4 vectors][4][16][4] bytes, whose low nibbles are elements 0..15 of
+//                the group and whose high nibbles are 16..31, as in GGUF; then f16 scale[64]
 //   q4_1         as q4_0, then f16 minimum[64]
 // and ends with f32 bias[64] where the matrix has a bias. So the group formats take exactly their
 // bytes on disk. K is padded with zero weights to a multiple of 32, N to whole panels.
@@ -24,7 +24,9 @@ enum class WeightFormat : int { bf16, int8, q8_0, q4_0, q4_1 };
 constexpr int kPanelColumns = 64;
 constexpr int kGroupSize = 32;
 
-inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 struct PackedMatrix {
   WeightFormat format;

@@ -94,8 +94,8 @@ void pack_int8(const PanelRows& rows, const PackedMatrix& shape, std::byte* out)
   uint32_t quads[kPanelColumns][kQuads];
   for (int group = 0; group < shape.num_groups(); ++group, out += shape.group_bytes()) {
     for (int column = 0; column < kPanelColumns; ++column) {
-      std::memcpy(quads[column],
-                  bytes.data() + size_t(column) * size_t(k_padded) + group * kGroupSize, kGroupSize);
+      const int8_t* row = bytes.data() + size_t(column) * size_t(k_padded);
+      std::memcpy(quads[column], row + group * kGroupSize, kGroupSize);
       for (uint32_t& quad : quads[column]) quad ^= 0x80808080u;
     }
     transpose_words<kQuads, kPanelColumns>(quads, out);
@@ -216,8 +216,8 @@ void row_to_f32(const PackedMatrix& matrix, int row, float* out) {
   for (int group = 0; group < matrix.num_groups(); ++group) {
     float values[kGroupSize];
     decode_column_group(matrix, panel, column, group, values);
-    const int start = group * kGroupSize;
-    std::memcpy(out + start, values, sizeof(float) * size_t(std::min(kGroupSize, matrix.k - start)));
+    const int start = group * kGroupSize, n = std::min(kGroupSize, matrix.k - start);
+    std::memcpy(out + start, values, sizeof(float) * size_t(n));
   }
 }
 
