@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from pathlib import Path
 
@@ -83,3 +84,29 @@ def test_a_setting_that_takes_torch_says_so_where_there_is_none(
         assert server.process.wait(60) == 1
         assert "pip install 'twinfire[torch]'" in server.output()
         assert "Traceback" not in server.output()
+
+
+def stages_of(server: ServeProcess) -> dict[tuple[str, str], float]:
+    _, body = server.get("/metrics")
+    labels = re.compile(r'startup_stage_seconds{.*process="(\w+)",stage="([\w ]+)"} (\S+)')
+    return {(process, stage): float(s) for process, stage, s in labels.findall(body.decode())}
+
+
+def test_the_second_start_maps_what_the_first_has_packed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with serve_process(tmp_path, "--max-model-len", "256", weight_cache=cache) as server:
+        first = completion(server)
+    # A server that is asked to stop finishes what it was writing.
+    (path,) = cache.iterdir()
+    with serve_process(tmp_path, "--max-model-len", "256", weight_cache=cache) as server:
+        (pid,) = server.worker_pids()
+        assert str(path) in Path(f"/proc/{pid}/maps").read_text()
+        assert completion(server) == first
+        stages = stages_of(server)
+        assert {("worker", "weights"), ("worker", "process"), ("gateway", "tokenizer")} <= set(
+            stages
+        )
+        assert all(0 <= seconds < 60 for seconds in stages.values())
+        memory = re.search(r"weights and KV: gateway (\d+) MB, worker (\d+) MB", server.output())
+        assert memory is not None
+        assert sum(map(int, memory.groups())) < 400

@@ -16,6 +16,7 @@ from twinfire.artifacts.gguf_config import read_gguf_config, rotated_heads
 from twinfire.artifacts.gguf_file import GgufFile
 from twinfire.artifacts.gguf_source import GgufSource
 from twinfire.artifacts.hf_config import read_hf_config
+from twinfire.artifacts.mapped_file import forget_pages
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.safetensors_source import SafetensorsSource
 from twinfire.artifacts.tensor_layout import check_tensors
@@ -60,6 +61,10 @@ class Checkpoint(Protocol):
         """The files that hold the weights."""
         ...
 
+    def forget_pages(self) -> None:
+        """Let the memory go that reading tensors took; they may be read again."""
+        ...
+
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer; takes tenths of a second."""
         ...
@@ -100,6 +105,10 @@ class FolderCheckpoint:
     def weight_files(self) -> tuple[Path, ...]:
         """The safetensors files."""
         return self._source.paths
+
+    def forget_pages(self) -> None:
+        """Let the memory go that reading tensors took."""
+        self._source.forget_pages()
 
     @cached_property
     def _source(self) -> SafetensorsSource:
@@ -171,6 +180,10 @@ class GgufCheckpoint:
     def weight_files(self) -> tuple[Path, ...]:
         """The file itself."""
         return (self._file.path,)
+
+    def forget_pages(self) -> None:
+        """Let the memory go that reading tensors took."""
+        forget_pages(self._file.mapping)
 
     def tokenizer(self) -> Tokenizer:
         """Rebuild the tokenizer from metadata."""

@@ -27,6 +27,12 @@ def map_file(path: Path) -> mmap.mmap:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def forget_pages(mapping: mmap.mmap) -> None:
+    """Let the pages go that were read; an array over them reads them again when it is used."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
 def mapped_array(
     mapping: mmap.mmap, offset: int, size_bytes: int, dtype: np.dtype[np.generic]
 ) -> npt.NDArray[np.generic]:

@@ -16,7 +16,7 @@ import msgspec
 
 from twinfire.artifacts.block_formats import FLOAT_FORMATS
 from twinfire.artifacts.fields import read_json_fields
-from twinfire.artifacts.mapped_file import map_file, mapped_array
+from twinfire.artifacts.mapped_file import forget_pages, map_file, mapped_array
 from twinfire.artifacts.tensors import MappedTensor
 from twinfire.protocol.errors import ModelError
 
@@ -70,6 +70,11 @@ class SafetensorsSource:
     def paths(self) -> tuple[Path, ...]:
         """The files that the tensors lie in."""
         return tuple(dict.fromkeys(placed.path for placed in self._tensors.values()))
+
+    def forget_pages(self) -> None:
+        """Let the memory go that reading tensors took."""
+        for mapping in {placed.mapping for placed in self._tensors.values()}:
+            forget_pages(mapping)
 
     @property
     def total_bytes(self) -> int:

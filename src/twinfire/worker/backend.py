@@ -48,8 +48,11 @@ def load_backend(config: WorkerConfig, checkpoint: Checkpoint, progress: LoadPro
     if config.backend == "native" and obstacle is not None:
         raise ModelError(f"the native backend cannot serve this: {obstacle}")
     if config.backend == "torch" or obstacle is not None:
-        return _torch_backend(config, checkpoint, progress, obstacle)
-    return _native_backend(config, checkpoint, progress)
+        backend = _torch_backend(config, checkpoint, progress, obstacle)
+    else:
+        backend = _native_backend(config, checkpoint, progress)
+    checkpoint.forget_pages()
+    return backend
 
 
 def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None:
