@@ -224,8 +224,8 @@ class TileRun {
     const int first_block = std::max(0, lowest) / kBlockTokens;
     const int end_block = std::min(chunk.end_block, highest / kBlockTokens + 1);
     if (is_seen) {
-      score_group<Element>(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block, end_block,
-                  dim, work_.scores, next ? chunk.values : nullptr);
+      score_group<Element>(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block,
+                           end_block, dim, work_.scores, next ? chunk.values : nullptr);
       for (int r = 0; r < rows; ++r)
         weigh_row(chunk, first_block, end_block, first_row + r, r, sums);
     }
@@ -237,15 +237,15 @@ class TileRun {
       float* partial_mixed = partial + 2 * num_rows_ + first_row * dim;
       if (is_seen)
         mix_group<Element>(work_.weights, rows, chunk.values, first_block, end_block, dim, nullptr,
-                  partial_mixed, ahead);
+                           partial_mixed, ahead);
       else
         std::fill_n(partial_mixed, rows * dim, 0.0f);
     } else if (is_seen) {
       alignas(64) float keep[kLanes], add[kLanes];
       merge_sums(sums, first_row, rows, keep, add);
       const Merge merge{keep, add};
-      mix_group<Element>(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge, mixed,
-                ahead);
+      mix_group<Element>(work_.weights, rows, chunk.values, first_block, end_block, dim, &merge,
+                         mixed, ahead);
     }
   }
 
@@ -272,12 +272,15 @@ class TileRun {
     const float maximum = largest(highest);
     const F32 shift = set1(maximum);
     F32 total = zero();
-    for (int i = begin; i < end; i += kLanes) {
-      F32 weight = exp2_weight(sub(load(scores + i), shift));
+    const auto weight_of = [&](int i) {
+      const F32 weight = exp2_weight(sub(load(scores + i), shift));
       total = add(total, weight);
-      if (is_int8)
-        weight = mul(weight, load(chunk.value_scales[i / kBlockTokens] + i % kBlockTokens));
-      store_bf16(weights + i, weight);
+      if (!is_int8) return weight;
+      return mul(weight, load(chunk.value_scales[i / kBlockTokens] + i % kBlockTokens));
+    };
+    for (int i = begin; i < end; i += kBlockTokens) {
+      const F32 first = weight_of(i), second = weight_of(i + kLanes);
+      store_bf16(weights + i, first, second);
     }
     sums.maximum[r] = maximum;
     sums.total[r] = sum(total);
@@ -333,7 +336,8 @@ class TileRun {
     const size_t element = is_bf16 ? sizeof(uint16_t) : sizeof(float);
     const size_t width = size_t(shape_.query_width()), padded_width = (width + 31) / 32 * 32;
     for (int row = 0; row < num_rows_; ++row) {
-      std::byte* out_row = args_.out + size_t(tile_.first_row + row / per_head) * args_.out_row_bytes;
+      const size_t token = size_t(tile_.first_row + row / per_head);
+      std::byte* out_row = args_.out + token * args_.out_row_bytes;
       std::byte* out = out_row + size_t((kv_head_ * per_head + row % per_head) * dim) * element;
       const float* mixed = work_.mixed + row * dim;
       const F32 inverse = set1(1.0f / work_.total[row]);

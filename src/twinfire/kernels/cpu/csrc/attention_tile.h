@@ -79,7 +79,9 @@ void score_blocks(const uint32_t* queries, Planes<Element> keys, int head_dim, f
 #pragma GCC unroll 24
   for (int i = 0; i < Rows * kVectors; ++i) acc[i / kVectors][i % kVectors] = zero();
   for (int pair = 0; pair < head_dim / 2; ++pair) {
-    const auto offset = [&](int v) { return (pair * kBlockTokens + v % kBlockVectors * kLanes) * 2; };
+    const auto offset = [&](int v) {
+      return (pair * kBlockTokens + v % kBlockVectors * kLanes) * 2;
+    };
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) prefetch<Rows>(ahead, v / kBlockVectors, offset(v));
     add_products(

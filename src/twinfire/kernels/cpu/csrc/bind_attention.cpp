@@ -62,17 +62,19 @@ class EagerAttention final : public TileRunner {
   bool first_is_write_ = false;
 };
 
-// A KV head count that fits the cache, the shapes of everything else.
+HeadShape checked_shape(const KvShape& kv, int num_heads) {
+  require(num_heads > 0 && num_heads % kv.num_kv_heads == 0,
+          "query heads must be a multiple of KV heads");
+  return {num_heads, kv.num_kv_heads, kv.head_dim};
+}
+
 class BoundAttention {
  public:
-  BoundAttention(std::shared_ptr<ThreadTeam> team, std::string_view isa, std::shared_ptr<KvCache> cache,
-                 int num_heads)
+  BoundAttention(std::shared_ptr<ThreadTeam> team, std::string_view isa,
+                 std::shared_ptr<KvCache> cache, int num_heads)
       : cache_(std::move(cache)),
-        shape_{num_heads, cache_->shape().num_kv_heads, cache_->shape().head_dim},
-        eager_(std::move(team), parse_isa(isa), shape_, cache_->shape().format) {
-    require(num_heads > 0 && num_heads % shape_.num_kv_heads == 0,
-            "query heads must be a multiple of KV heads");
-  }
+        shape_(checked_shape(cache_->shape(), num_heads)),
+        eager_(std::move(team), parse_isa(isa), shape_, cache_->shape().format) {}
 
   nb::object run(int layer, ConstMatrix<float> fused, ConstVector<int32_t> slots,
                  ConstVector<int32_t> query_starts, ConstVector<int32_t> context_lens,
@@ -89,8 +91,9 @@ class BoundAttention {
             "arrays of different numbers of sequences");
     require(!query_norm || query_norm->shape(0) == dim, "a norm's width");
     require(!key_norm || key_norm->shape(0) == dim, "a norm's width");
-    require(!rope_factors || (rope_factors->shape(0) == num_tokens && rope_factors->shape(1) == dim),
-            "factors for each row");
+    if (rope_factors)
+      require(rope_factors->shape(0) == num_tokens && rope_factors->shape(1) == dim,
+              "factors for each row");
     const AttentionStep step{int(context_lens.shape(0)), query_starts.data(), context_lens.data(),
                              block_tables.data(), int(block_tables.shape(1))};
     const HeadRows heads{shape_,

@@ -92,6 +92,9 @@ inline void store_bf16(uint16_t* p, F32 x) {
   __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
 }
+inline void store_bf16(uint16_t* p, F32 first, F32 second) {
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
+}
 inline F32 load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -353,6 +356,13 @@ inline I32 dot_s8u8(I32 acc, uint32_t a_quad, I32 b) {
 }
 #undef TF_EACH
 
+#endif
+
+#if !defined(TF_AVX512)
+inline void store_bf16(uint16_t* p, F32 first, F32 second) {
+  store_bf16(p, first);
+  store_bf16(p + kLanes, second);
+}
 #endif
 
 // Sum of the lanes as a balanced tree: 8 + 8, 4 + 4, 2 + 2, 1 + 1, on every instruction set.
