@@ -31,6 +31,10 @@ _PLAIN_TABLES = ("f32", "f16", "bf16")
 _PANELS_AT_ONCE = 16
 """Small enough to share a model's largest matrix evenly, large enough to be worth a task."""
 
+_MATRICES_AHEAD = 8
+"""How far reading is ahead of packing: enough for a disk to be always busy."""
+_PAGE_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class PlainTable:
@@ -211,11 +215,15 @@ class NativeWeights:
     def _packed(
         self, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
     ) -> list[PackedMatrix]:
-        with self._threads() as pool:
-            return [
-                self._packed_matrix(pool, matrix, shape)
-                for matrix, shape in zip(declared, shapes, strict=True)
-            ]
+        matrices = []
+        with self._threads() as pool, ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+            for matrix in declared[:_MATRICES_AHEAD]:
+                reader.submit(_touch, matrix)
+            for index, (matrix, shape) in enumerate(zip(declared, shapes, strict=True)):
+                for later in declared[index + _MATRICES_AHEAD : index + _MATRICES_AHEAD + 1]:
+                    reader.submit(_touch, later)
+                matrices.append(self._packed_matrix(pool, matrix, shape))
+        return matrices
 
     def _packed_matrix(
         self, pool: ThreadPoolExecutor, declared: DeclaredMatrix, shape: MatrixShape
@@ -239,6 +247,12 @@ class NativeWeights:
 
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._num_threads, thread_name_prefix="pack")
+
+
+def _touch(matrix: DeclaredMatrix) -> None:
+    """Read a matrix from disk, so that the threads that pack find it in memory."""
+    for part in matrix.parts:
+        _content(part.raw)[::_PAGE_BYTES].max()
 
 
 def _source(part: MappedTensor) -> tuple[str, Bytes]:

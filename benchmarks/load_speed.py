@@ -1,0 +1,220 @@
+"""Loading a large checkpoint beside a plain sequential read of the same bytes, page cache cold.
+
+Writes random weights of Llama 3.2 1B's shape (bf16, in shards), then alternates: drop the files
+from the page cache and read them from first to last byte; drop them again and load them into the
+native runner in a process of its own; with packed weights kept on disk, load those. Removes what
+it wrote.
+
+    python benchmarks/load_speed.py FOLDER [--repeats 3] [--quantization none] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from twinfire.artifacts.checkpoint import open_checkpoint
+from twinfire.artifacts.content_key import content_key
+from twinfire.artifacts.tensor_layout import expected_shapes
+from twinfire.bench.machine import describe_machine
+from twinfire.engine.cpus import usable_cores
+from twinfire.engine.native_runner import load_native_runner
+from twinfire.kernels.cpu.weight_cache import WeightCache
+
+READ_BYTES = 8 << 20
+SHARD_BYTES = 1 << 30
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def main() -> None:
+    args = _parse_args()
+    if args.load is not None:
+        print(json.dumps(_load(args.load, args.quantization, args.cache)))
+        return
+    # Below the folder that was named, so that nothing else is ever removed.
+    folder = Path(tempfile.mkdtemp(prefix="load-speed-", dir=args.folder))
+    try:
+        write_checkpoint(folder, CONFIG)
+        result = measure(folder, args)
+    finally:
+        shutil.rmtree(folder)
+    print(_table(result))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def write_checkpoint(folder: Path, config: dict[str, object]) -> None:
+    """Write config.json and shards; each tensor repeats one random megabyte at an offset."""
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.02, 1 << 20).astype(np.float32).view(np.uint32) >> 16
+    noise = noise.astype(np.uint16)
+    shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    filled = 0
+    for name, shape in _shapes(folder).items():
+        num_bytes = 2 * int(np.prod(shape))
+        if filled + num_bytes > SHARD_BYTES and shards[-1]:
+            shards.append([])
+            filled = 0
+        shards[-1].append((name, shape))
+        filled += num_bytes
+    weight_map = {}
+    for index, tensors in enumerate(shards):
+        file_name = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
+        _write_shard(folder / file_name, tensors, noise, rng)
+        weight_map.update({name: file_name for name, _ in tensors})
+    index_text = json.dumps({"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(index_text)
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    return expected_shapes(open_checkpoint(folder).config)
+
+
+def _write_shard(
+    path: Path,
+    tensors: list[tuple[str, tuple[int, ...]]],
+    noise: np.ndarray,
+    rng: np.random.Generator,
+) -> None:
+    header, offset = {}, 0
+    for name, shape in tensors:
+        end = offset + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    encoded = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for _, shape in tensors:
+            left = int(np.prod(shape))
+            while left:
+                piece = np.roll(noise, int(rng.integers(len(noise))))[:left]
+                file.write(piece.tobytes())
+                left -= len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, object]:
+    files = sorted(folder.glob("*.safetensors"))
+    cache = folder / "cache"
+    rows: dict[str, list[float]] = {"plain read": [], "load": [], "load, packed on disk": []}
+    for _ in range(args.repeats):
+        _drop(files)
+        rows["plain read"].append(_read(files))
+        _drop(files)
+        rows["load"].append(_load_in_process(folder, args, None))
+        _drop([*files, *cache.glob("*")])
+        seconds = _load_in_process(folder, args, cache)
+        if len(rows["plain read"]) > 1:
+            rows["load, packed on disk"].append(seconds)
+    return {
+        "command": " ".join(["python", "benchmarks/load_speed.py", *sys.argv[1:]]),
+        "machine": msgspec.to_builtins(describe_machine()),
+        "bytes": sum(file.stat().st_size for file in files),
+        "quantization": args.quantization,
+        "threads": usable_cores(),
+        "seconds": rows,
+        "median_s": {name: statistics.median(times) for name, times in rows.items() if times},
+    }
+
+
+def _drop(files: list[Path]) -> None:
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _read(files: list[Path]) -> float:
+    buffer = bytearray(READ_BYTES)
+    started_s = time.perf_counter()
+    for file in files:
+        with file.open("rb", buffering=0) as stream:
+            while stream.readinto(buffer):
+                pass
+    return time.perf_counter() - started_s
+
+
+def _load_in_process(folder: Path, args: argparse.Namespace, cache: Path | None) -> float:
+    command = [sys.executable, __file__, "--load", str(folder), "--quantization", args.quantization]
+    if cache is not None:
+        command += ["--cache", str(cache)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return float(json.loads(done.stdout))
+
+
+def _load(folder: Path, quantization: str, cache: Path | None) -> float:
+    started_s = time.perf_counter()
+    checkpoint = open_checkpoint(folder)
+    kept = cache and WeightCache(cache, 1 << 50, content_key(checkpoint.weight_files))
+    runner = load_native_runner(
+        checkpoint.config,
+        checkpoint.weights,
+        quantization=quantization,
+        kv_dtype="bf16",
+        num_threads=usable_cores(),
+        progress=lambda *_: None,
+        cache=kept,
+    )
+    seconds = time.perf_counter() - started_s
+    runner.save_weights(lambda: None)
+    return seconds
+
+
+def _table(result: dict[str, object]) -> str:
+    medians = result["median_s"]
+    gigabytes = result["bytes"] / 1e9
+    lines = [
+        f"{gigabytes:.2f} GB, cold",
+        "|  | s | GB/s | plain read / this |",
+        "|---|---|---|---|",
+    ]
+    for name, seconds in medians.items():
+        ratio = medians["plain read"] / seconds
+        lines.append(f"| {name} | {seconds:.2f} | {gigabytes / seconds:.2f} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("."), help="on the disk to measure"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
