@@ -103,16 +103,15 @@ def native(case: Case, kv_format: str, team: _native.ThreadTeam) -> Callable[[],
     attention = _native.Attention(team, _native.isa(), cache, heads.num_heads)
 
     def run() -> None:
-        for layer in range(case.num_layers):
-            attention(
-                layer,
-                rows,
-                step.slots,
-                step.query_starts,
-                step.context_lens,
-                step.block_tables,
-                scale=heads.head_dim**-0.5,
-            )
+        attention(
+            range(case.num_layers),
+            rows,
+            step.slots,
+            step.query_starts,
+            step.context_lens,
+            step.block_tables,
+            scale=heads.head_dim**-0.5,
+        )
 
     return run
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.attention_layers import (
     LAYER,
     NUM_LAYERS,
+    FedSequence,
     NativeLayer,
-    Sequence,
     TorchLayer,
     Turn,
     again,
@@ -65,7 +65,7 @@ def test_attends_as_torch_does(
     # A prompt, chunks of prompts, single tokens, and all of them beside each other.
     counts = [[1, 5, 299, 32], [0, 31, 1, 300], [0, 1, 0, 100], [0, 0, 0, 169]]
 
-    def steps(of: list[Sequence]) -> list[list[tuple[Sequence, int]]]:
+    def steps(of: list[FedSequence]) -> list[list[tuple[FedSequence, int]]]:
         return [
             [(sequence, count) for sequence, count in zip(of, step, strict=True) if count]
             for step in counts
@@ -133,11 +133,10 @@ def test_long_contexts_shared_by_threads_give_the_same_bits(
         )
         # Queries about a chunk's border, so that a step's own keys lie in two of them.
         feed(layer, [[(sequence, 2_560 - num_queries // 2)]])
-        # More than once: what a split counts must be as it was.
-        for _ in range(2):
-            feed(layer, [[(sequence, num_queries)]])
-            outputs.append(sequence.outputs.pop())
-            sequence.num_computed -= num_queries
+        batch, rows = batch_of([(sequence, num_queries)])
+        outputs.append(layer.step(batch, rows))
+        # After another layer, whose keys are others, over the same plan.
+        outputs.append(layer.step(batch, rows, layers=[0, LAYER]))
     assert all(same_bits(output, outputs[0]) for output in outputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +35,7 @@ class Turn:
 
 
 @dataclass
-class Sequence:
+class FedSequence:
     """Fused rows of a whole sequence, where its blocks lie, and how much has been computed."""
 
     rows: Rows
@@ -45,7 +46,7 @@ class Sequence:
 
 def make_sequences(
     rng: np.random.Generator, heads: HeadLayout, lengths: list[int], spare_blocks: int = 2
-) -> tuple[list[Sequence], int]:
+) -> tuple[list[FedSequence], int]:
     """Return sequences in scattered blocks, and how many blocks there must be."""
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
     num_blocks = sum(counts) + spare_blocks
@@ -53,12 +54,12 @@ def make_sequences(
     sequences = []
     for length, count in zip(lengths, counts, strict=True):
         rows = rng.standard_normal((length, heads.fused_width)).astype(np.float32)
-        sequences.append(Sequence(rows, ids[:count]))
+        sequences.append(FedSequence(rows, ids[:count]))
         ids = ids[count:]
     return sequences, num_blocks
 
 
-def batch_of(pieces: list[tuple[Sequence, int]]) -> tuple[StepBatch, Rows]:
+def batch_of(pieces: list[tuple[FedSequence, int]]) -> tuple[StepBatch, Rows]:
     """Pack the next `count` rows of each sequence."""
     positions = [
         np.arange(sequence.num_computed, sequence.num_computed + count)
@@ -108,7 +109,14 @@ class NativeLayer:
         self._turn = turn or Turn()
         self._window = window or 0
 
-    def step(self, batch: StepBatch, rows: Rows, *, as_bf16: bool = False) -> Rows:
+    def step(
+        self,
+        batch: StepBatch,
+        rows: Rows,
+        *,
+        as_bf16: bool = False,
+        layers: Sequence[int] = (LAYER,),
+    ) -> Rows:
         turn = self._turn
         factors = None
         if turn.rope is not None:
@@ -116,7 +124,7 @@ class NativeLayer:
                 batch.positions, turn.rope.inv_freq, turn.rope.attention_factor
             )
         out = self._attention(
-            LAYER,
+            layers,
             np.ascontiguousarray(rows),
             batch.slots,
             batch.query_starts,
@@ -175,7 +183,7 @@ class TorchLayer:
 
 
 def feed(
-    layer: NativeLayer | TorchLayer, steps: list[list[tuple[Sequence, int]]]
+    layer: NativeLayer | TorchLayer, steps: list[list[tuple[FedSequence, int]]]
 ) -> list[list[Rows]]:
     """Run steps of (sequence, rows); returns each step's outputs by piece."""
     outputs = []
@@ -190,11 +198,11 @@ def feed(
     return outputs
 
 
-def whole_output(sequence: Sequence) -> Rows:
+def whole_output(sequence: FedSequence) -> Rows:
     """Return what all steps so far gave a sequence's rows."""
     return np.concatenate(sequence.outputs)
 
 
-def again(sequences: list[Sequence]) -> list[Sequence]:
+def again(sequences: list[FedSequence]) -> list[FedSequence]:
     """Return the same sequences with nothing computed."""
-    return [Sequence(sequence.rows, sequence.block_ids) for sequence in sequences]
+    return [FedSequence(sequence.rows, sequence.block_ids) for sequence in sequences]

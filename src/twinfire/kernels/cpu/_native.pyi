@@ -161,12 +161,12 @@ class KvCache:
         """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
 
 class Attention:
-    """One layer's attention by itself, for tests and benchmarks."""
+    """Attention by itself, for tests and benchmarks."""
 
     def __init__(self, team: ThreadTeam, isa: str, cache: KvCache, num_heads: int) -> None: ...
     def __call__(
         self,
-        layer: int,
+        layers: Sequence[int],
         fused: npt.NDArray[np.float32],
         slots: npt.NDArray[np.int32],
         query_starts: npt.NDArray[np.int32],
@@ -181,9 +181,9 @@ class Attention:
         rope_factors: npt.NDArray[np.float32] | None = None,
         as_bf16: bool = False,
     ) -> npt.NDArray[np.uint8]:
-        """Store the rows' keys and values and attend.
+        """Store the rows' keys and values and attend, in one layer after the other.
 
-        `fused` is [tokens, q heads + k heads + v heads]. Returns the bytes of the rows: float32
+        `fused` is [tokens, q heads + k heads + v heads]. Returns the last layer's rows: float32
         [tokens, query width], or bf16 padded to a multiple of 32 columns.
         """
 

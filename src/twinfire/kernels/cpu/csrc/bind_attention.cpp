@@ -1,8 +1,9 @@
-// One layer's attention by itself, for tests and benchmarks; a program calls the kernels directly.
+// Attention by itself, for tests and benchmarks; a program calls the kernels directly.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdlib>
 #include <memory>
@@ -33,33 +34,42 @@ class EagerAttention final : public TileRunner {
       scratch_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
   }
 
-  void run(const AttentionStep& step, int window, const KvWriteArgs& write, AttentionArgs args) {
+  // The same rows in one layer after the other, over one plan.
+  void run(const AttentionStep& step, int window, int num_tokens, std::vector<KvLayer> layers,
+           AttentionArgs args) {
     plan_.build(step, window, team_->num_threads());
-    write_ = write;
-    write_.plan = args.plan = &plan_;
     args_ = args;
+    args_.plan = &plan_;
+    num_tokens_ = num_tokens;
+    layers_ = std::move(layers);
     std::vector<int> phases;
-    first_is_write_ = !plan_.writes_kv();
-    if (first_is_write_) phases.push_back(kernels_.num_write_tiles(write_));
-    phases.push_back(plan_.num_tiles());
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      if (!plan_.writes_kv()) phases.push_back(kernels_.num_write_tiles(write_args(layer)));
+      phases.push_back(plan_.num_tiles());
+    }
     team_->run(phases, *this);
   }
 
   void run_tile(int phase, int tile, int thread) override {
-    if (phase == 0 && first_is_write_)
-      kernels_.write_kv(write_, tile);
-    else
-      kernels_.attend(args_, tile, scratch_[size_t(thread)].get());
+    const size_t layer = size_t(plan_.writes_kv() ? phase : phase / 2);
+    if (!plan_.writes_kv() && phase % 2 == 0) return kernels_.write_kv(write_args(layer), tile);
+    AttentionArgs args = args_;
+    args.kv = layers_[layer];
+    kernels_.attend(args, tile, scratch_[size_t(thread)].get());
   }
 
  private:
+  KvWriteArgs write_args(size_t layer) const {
+    return {args_.heads, layers_[layer], args_.slots, &plan_, num_tokens_};
+  }
+
   std::shared_ptr<ThreadTeam> team_;
   const AttentionKernels& kernels_;
   AttentionPlan plan_;
   std::vector<std::unique_ptr<std::byte, FreeBytes>> scratch_;
-  KvWriteArgs write_{};
   AttentionArgs args_{};
-  bool first_is_write_ = false;
+  int num_tokens_ = 0;
+  std::vector<KvLayer> layers_;
 };
 
 HeadShape checked_shape(const KvShape& kv, int num_heads) {
@@ -76,14 +86,19 @@ class BoundAttention {
         shape_(checked_shape(cache_->shape(), num_heads)),
         eager_(std::move(team), parse_isa(isa), shape_, cache_->shape().format) {}
 
-  nb::object run(int layer, ConstMatrix<float> fused, ConstVector<int32_t> slots,
+  nb::object run(const std::vector<int>& layers, ConstMatrix<float> fused, ConstVector<int32_t> slots,
                  ConstVector<int32_t> query_starts, ConstVector<int32_t> context_lens,
                  ConstMatrix<int32_t> block_tables, float scale, int window,
                  std::optional<ConstVector<float>> query_norm,
                  std::optional<ConstVector<float>> key_norm, float norm_eps,
                  std::optional<ConstMatrix<float>> rope_factors, bool as_bf16) {
     const size_t num_tokens = fused.shape(0), dim = size_t(shape_.head_dim);
-    require(layer >= 0 && layer < cache_->shape().num_layers, "no such layer");
+    std::vector<KvLayer> kv;
+    for (int layer : layers) {
+      require(layer >= 0 && layer < cache_->shape().num_layers, "no such layer");
+      kv.push_back(cache_->layer(layer));
+    }
+    require(!kv.empty(), "no layer");
     require(num_tokens > 0 && fused.shape(1) == size_t(shape_.fused_width()), "fused rows");
     require(slots.shape(0) == num_tokens, "one slot for each row");
     require(query_starts.shape(0) == context_lens.shape(0) + 1 &&
@@ -102,19 +117,16 @@ class BoundAttention {
                          key_norm ? key_norm->data() : nullptr,
                          norm_eps,
                          rope_factors ? rope_factors->data() : nullptr};
-    const KvLayer kv = cache_->layer(layer);
-    const KvWriteArgs write{heads, kv, slots.data(), nullptr, int(num_tokens)};
     const RowFormat format = as_bf16 ? RowFormat::bf16 : RowFormat::f32;
     const size_t width = size_t(shape_.query_width());
     const size_t row_bytes = as_bf16 ? (width + 31) / 32 * 64 : width * sizeof(float);
     Array<uint8_t> out = new_array<uint8_t>({num_tokens, row_bytes});
-    const AttentionArgs args{heads,  kv,
-                             slots.data(), nullptr,
-                             scale,  format,
+    const AttentionArgs args{heads,  {},        slots.data(),
+                             nullptr, scale,     format,
                              reinterpret_cast<std::byte*>(out.data()), row_bytes};
     {
       const nb::gil_scoped_release released;
-      eager_.run(step, window, write, args);
+      eager_.run(step, window, int(num_tokens), std::move(kv), args);
     }
     return nb::cast(out);
   }
@@ -132,7 +144,7 @@ void bind_attention(nb::module_& module) {
       .def(nb::init<std::shared_ptr<ThreadTeam>, std::string_view, std::shared_ptr<KvCache>,
                     int>(),
            nb::arg("team"), nb::arg("isa"), nb::arg("cache"), nb::arg("num_heads"))
-      .def("__call__", &BoundAttention::run, nb::arg("layer"), nb::arg("fused"), nb::arg("slots"),
+      .def("__call__", &BoundAttention::run, nb::arg("layers"), nb::arg("fused"), nb::arg("slots"),
            nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("block_tables"),
            nb::kw_only(), nb::arg("scale"), nb::arg("window") = 0,
            nb::arg("query_norm") = nb::none(), nb::arg("key_norm") = nb::none(),
