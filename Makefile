@@ -13,12 +13,13 @@ NATIVE := CMakeLists.txt $(wildcard src/twinfire/kernels/cpu/csrc/*)
 # another build. Without build isolation a rebuild compiles only what changed.
 $(VENV)/.ready-%: pyproject.toml $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet 'torch~=2.13.0'
+	$(if $(findstring torch,$*),$(BIN)/python -m pip install --quiet 'torch~=2.13.0')
 	$(BIN)/python -m pip install --quiet 'scikit-build-core>=0.11' 'nanobind>=2.7' 'cmake>=3.24' ninja
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$*]'
 	@touch $@
 
-install: $(VENV)/.ready-torch
+# Serving on CPU needs no torch.
+install: $(VENV)/.ready-cpu
 
 serve: install
 	$(BIN)/twinfire serve $(ARGS)

@@ -63,7 +63,7 @@ SCENARIOS: dict[str, Scenario] = {
 CALM_LOOK_S = 3.0
 
 
-class TooBusy(TwinfireError):  # noqa: N818
+class TooBusy(TwinfireError):
     """Other processes use this machine."""
 
 

@@ -34,7 +34,7 @@ LINGER_S = 2.0
 Clock = Callable[[], float]
 
 
-class ServerUnusable(TwinfireError):  # noqa: N818 - reads as the message it carries
+class ServerUnusable(TwinfireError):
     """The server cannot be measured at all; the message says what was tried."""
 
 

@@ -16,7 +16,7 @@ from twinfire.protocol.errors import TwinfireError
 PROC = Path("/proc")
 
 
-class NoProcFilesystem(TwinfireError):  # noqa: N818 - reads as the message it carries
+class NoProcFilesystem(TwinfireError):
     """Memory of other processes cannot be read here."""
 
 

@@ -21,7 +21,7 @@ _MAX_CORPUS_CHARS = 8_000_000
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-class TextTooSmall(TwinfireError):  # noqa: N818 - reads as the message it carries
+class TextTooSmall(TwinfireError):
     """There is no usable text; the message says where it was looked for."""
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class PlotUnavailable(TwinfireError):  # noqa: N818 - reads as the message it carries
+class PlotUnavailable(TwinfireError):
     """matplotlib is not installed; the message says how to get it."""
 
 

@@ -27,7 +27,7 @@ _TAIL_BYTES = 2000
 Result = TypeVar("Result")
 
 
-class ServerFailed(TwinfireError):  # noqa: N818 - reads as the message it carries
+class ServerFailed(TwinfireError):
     """The server ended or did not become ready; the message shows the end of its output."""
 
 

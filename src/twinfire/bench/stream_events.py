@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 
-class StreamFault(Exception):  # noqa: N818 - the word of the design for this
+class StreamFault(Exception):
     """A request that failed. `kind` is one short word (or http_STATUS) to count by.
 
     refused: no connection. http_NNN: the status was no 200. timeout: the client's own limit.

@@ -26,7 +26,7 @@ STATUS_TYPES = {
 }
 
 
-class GenerationFailed(TwinfireError):  # noqa: N818 - an outcome that the client is told of
+class GenerationFailed(TwinfireError):
     """The engine gave up on a request."""
 
 

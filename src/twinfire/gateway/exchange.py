@@ -33,7 +33,7 @@ _EVENT_STREAM_HEADERS = (
 log = logging.getLogger(__name__)
 
 
-class ClientGone(Exception):  # noqa: N818 - an outcome, not a fault
+class ClientGone(Exception):
     """The client left before its request was complete."""
 
 

@@ -16,7 +16,7 @@ from twinfire.protocol.errors import TwinfireError
 T = TypeVar("T")
 
 
-class AddressUnavailable(TwinfireError):  # noqa: N818 - the field's name for this fault
+class AddressUnavailable(TwinfireError):
     """The server cannot listen where it was told to; the message says where and why."""
 
 

@@ -10,7 +10,7 @@ class TwinfireError(Exception):
     """Base of every error that carries a message meant for a person."""
 
 
-class InvalidRequest(TwinfireError):  # noqa: N818 - the field's name for this fault
+class InvalidRequest(TwinfireError):
     """The request itself is wrong. `param` names the field, when one field is to blame."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -24,15 +24,15 @@ class ModelError(TwinfireError):
     """A model cannot be found, read or supported; the message says which and what would do."""
 
 
-class MemoryTooSmall(TwinfireError):  # noqa: N818 - the field's name for this fault
+class MemoryTooSmall(TwinfireError):
     """The KV cache cannot hold one sequence; the message says how many bytes would."""
 
 
-class WorkerLost(TwinfireError):  # noqa: N818 - the field's name for this fault
+class WorkerLost(TwinfireError):
     """The worker that was computing a request is gone."""
 
 
-class Overloaded(TwinfireError):  # noqa: N818 - the field's name for this fault
+class Overloaded(TwinfireError):
     """Too much is queued already. `retry_after_s` is an honest guess of when to come back."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:

@@ -35,7 +35,7 @@ _MAX_HEADER_BYTES = 64 << 20
 _WORDS_PER_SUM = 8192
 
 
-class DamagedFile(Exception):  # noqa: N818 - reads as the message it carries
+class DamagedFile(Exception):
     """Not a file that `write_packed` has finished; the message says what is wrong."""
 
 
