@@ -110,8 +110,10 @@ def test_a_conversation_is_saved(tmp_path):
 
 
 PROGRAM = """
-import argparse, sys
+import argparse, signal, sys
 from twinfire.cli import chat_command
+# A test run in the background ignores SIGINT, and so would what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 parser = argparse.ArgumentParser()
 chat_command.add_parser(parser.add_subparsers())
 args = parser.parse_args(["chat", *sys.argv[1:]])
