@@ -16,32 +16,13 @@ from collections.abc import Generator
 import uvicorn
 from starlette.applications import Starlette
 
-from twinfire.gateway.app import create_app, gateway_of
-from twinfire.gateway.backends.backend import Backend
-from twinfire.gateway.metrics import Metrics
-from twinfire.gateway.served_model import ServedModel
-from twinfire.gateway.settings import GatewaySettings
+from twinfire.gateway.app import gateway_of
 
 _BACKLOG = 2048
 _IDLE_CONNECTION_S = 75
 _CLOSE_LIMIT_S = 5
 """For answers that are complete to reach their clients."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-async def serve_gateway(
-    settings: GatewaySettings,
-    backend: Backend,
-    model: ServedModel,
-    bound: socket.socket,
-    metrics: Metrics | None = None,
-) -> None:
-    """Serve `model` over `backend` until a signal to stop, and drain.
-
-    The model's text side may load meanwhile (`ServedModel.load_text`).
-    """
-    server = GatewayServer(create_app(settings, backend, model, metrics), bound)
-    await server.serve(handle_signals=True)
 
 
 class GatewayServer:
