@@ -16,6 +16,7 @@
 
 #include "bind_arrays.h"
 #include "bindings.h"
+#include "format_names.h"
 #include "gemm.h"
 #include "packing.h"
 #include "thread_team.h"
@@ -29,21 +30,6 @@ namespace {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using SourcePart = std::pair<std::string_view, ConstVector<uint8_t>>;
-
-// Each in the order of its enumeration.
-constexpr std::array<std::string_view, 5> kWeightFormats = {"bf16", "int8", "q8_0", "q4_0", "q4_1"};
-constexpr std::array<std::string_view, 6> kSourceFormats = {"f32",  "f16",  "bf16",
-                                                            "q8_0", "q4_0", "q4_1"};
-constexpr std::array<std::string_view, 4> kRowFormats = {"f32", "bf16", "int8", "int8_groups"};
-constexpr std::array<std::string_view, 6> kEpilogues = {
-    "store_bf16", "store_f32", "add_f32", "silu_mul_f32", "silu_mul_bf16", "silu_mul_int8_groups"};
-
-template <typename Enum, size_t kCount>
-Enum parse(const std::array<std::string_view, kCount>& names, std::string_view name) {
-  for (size_t index = 0; index < kCount; ++index)
-    if (names[index] == name) return Enum(index);
-  throw nb::value_error(("unknown name '" + std::string(name) + "'").c_str());
-}
 
 Isa isa_or_best(const std::optional<std::string_view>& name) {
   return name ? parse_isa(*name) : best_isa();
