@@ -211,6 +211,8 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_chat(terminal_of):
         terminal.wait_for("stopped · 2 tokens")
         terminal.type("again\n")
         terminal.wait_for("4 tokens")
+        # The end of input counts at a prompt: typed before it, the terminal swallows it.
+        terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.status() == 0
         history = server.bodies[1]["messages"]
