@@ -19,15 +19,17 @@ ROOMS = [
     "kernels",
     "models",
     "engine",
+    "transfer",
     "worker",
     "gateway",
+    "cluster",
     "bench",
     "cli",
 ]
 """Lowest first: a room may import itself and the rooms before it."""
 
 FORBIDDEN = {
-    "gateway": {"kernels", "models", "engine", "worker"},
+    "gateway": {"kernels", "models", "engine", "transfer", "worker"},
     "bench": set(ROOMS) - {"bench", "protocol"},
 }
 TORCH_PLACES = {"kernels/torch", "engine/torch_runner.py"}

@@ -1,8 +1,10 @@
 """What travels between a gateway and a worker.
 
-One stream per pair multiplexes every request. Gateway to worker: `Hello`, `Submit`, `Cancel`.
-Worker to gateway: `Loading` while it starts, `Ready` once, then one `StepFrame` per engine step
-with all new tokens, and `Rejected` for a request that was not admitted. Token ids only, no text.
+One stream per pair multiplexes every request. Gateway to worker: `Hello`, `Submit`, `Reserve`,
+`Cancel`, `SetRole`, `DrainWorker`, `ResyncCache`. Worker to gateway: `Loading` while it starts,
+`Ready` once, then one `StepFrame` per engine step with all new tokens, `Alive` in between,
+`CacheEvents`, and `Rejected` or `HandOffFailed` for a request that was not served. Token ids only,
+no text. What workers say to each other is in `peer_messages`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import msgspec
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.startup_stages import Stage
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message changes shape; peers of another version are refused."""
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -29,8 +31,37 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     gateway_id: str
 
 
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """Where another worker is reached."""
+
+    instance_id: str
+    """Of the life that is meant; a later process at the same address is another peer."""
+    control: str
+    """Address of its peer links (`addresses`)."""
+    data: str = ""
+    """Where its KV connector is reached; only the connector of that kind reads it."""
+
+
+class HandOff(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a prefill worker to give the request, once its prompt is computed, to `decode`."""
+
+    decode: Peer
+
+
+class PrefixPull(msgspec.Struct, frozen=True, array_like=True):
+    """Another worker that holds more of the prompt's blocks than this one may."""
+
+    holder: Peer
+    num_blocks: int
+    """Leading blocks that it is believed to hold."""
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A request for `sampling.n` choices after one prompt."""
+    """A request for the choices of one prompt.
+
+    A resumed request carries what its choices have output already: their tokens count as computed
+    work to repeat, not as new output, and drawing goes on where it stopped.
+    """
 
     request_id: int
     """The gateway's counter; never the client's id."""
@@ -41,6 +72,40 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Lower runs earlier when the worker schedules by priority."""
     cache_salt: str = ""
     """Prefix-cache entries are shared only among equal salts."""
+    attempt: int = 0
+    """Which try of the request this is; with gateway and request id it names a hand-off."""
+    choices: tuple[int, ...] = ()
+    """Indices of the choices to compute; empty means all `sampling.n`."""
+    outputs: tuple[bytes, ...] = ()
+    """What each of `choices` has output (u32 ids); empty when nothing was."""
+    timeout_s: float | None = None
+    """What is left of the request's time; None for no limit."""
+    hand_off: HandOff | None = None
+    pull: PrefixPull | None = None
+
+
+class Reserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
+    """Tells a decode worker that `prefill_instance` will hand it this request.
+
+    It takes blocks only when that worker opens the hand-off.
+    """
+
+    submit: Submit
+    prefill_instance: str
+
+
+class SetRole(msgspec.Struct, frozen=True, array_like=True, tag="set_role"):
+    """Changes what gateways ask of a worker, without a restart."""
+
+    role: Role
+
+
+class DrainWorker(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """Take nothing new, finish what runs, serve reads until nobody needs them, end."""
+
+
+class ResyncCache(msgspec.Struct, frozen=True, array_like=True, tag="resync_cache"):
+    """Asks for all block hashes anew, after a gap in `CacheEvents`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -56,6 +121,23 @@ class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
     stage: str
     done: int = 0
     total: int = 0
+
+
+class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
+    """What must be equal for two workers to serve one model and to exchange KV.
+
+    Instruction set, thread count and memory layout are not among it: blocks travel in one layout.
+    """
+
+    model_key: str
+    """Content key of the weight files."""
+    weight_format: str
+    """The format computed with: bf16, int8, q4_0 ..."""
+    kv_groups: tuple[str, ...]
+    """Each as `name:layers:heads:head_dim:dtype`."""
+    block_size: int
+    kernel_version: str
+    """Changes whenever the kernels' results do."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +159,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     weight_bytes: int
     max_num_seqs: int
     startup_stages: tuple[Stage, ...] = ()
+    host: str = ""
+    fingerprint: Fingerprint | None = None
+    """What must be equal for two workers to exchange KV."""
+    peer: Peer | None = None
+    """Where other workers reach this one; None where it exchanges no KV."""
+    max_num_batched_tokens: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -115,6 +203,21 @@ class LogprobRows(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes
 
 
+class HandOffTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where the time of a handed-over prompt went, and what moved; durations on one clock each."""
+
+    prefill_instance: str
+    reserve_wait_s: float
+    """From the hand-off's opening to the blocks on the decode worker."""
+    transfer_s: float
+    """From the commit's arrival to the last block in place: what the transfer added."""
+    accept_s: float
+    """From the last block in place to the first tokens sent."""
+    num_blocks: int
+    """Blocks moved."""
+    num_bytes: int
+
+
 class PromptDone(msgspec.Struct, frozen=True, array_like=True):
     """A prompt has been computed; sent once per request, with its first tokens."""
 
@@ -127,6 +230,29 @@ class PromptDone(msgspec.Struct, frozen=True, array_like=True):
     """From the first scheduled token to the first drawn one."""
     prompt_logprobs: LogprobRows | None = None
     """Of prompt tokens 1.. (the first has no context)."""
+    computed_tokens: int = 0
+    """Prompt tokens that were computed for this request."""
+    pulled_tokens: int = 0
+    """Of `cached_tokens`, those that came from another worker."""
+    hand_off: HandOffTimes | None = None
+    """Present when another worker computed the prompt."""
+
+
+class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a prompt is, after each step that computed some of it."""
+
+    request_id: int
+    num_computed_tokens: int
+    """Cached ones included."""
+
+
+class Preempted(msgspec.Struct, frozen=True, array_like=True):
+    """A choice lost its blocks and waits to be computed anew."""
+
+    request_id: int
+    choice: int
+    num_tokens: int
+    """Prompt and output that have to be computed, less what the cache still holds."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +284,17 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int
     """Those found."""
+    prefill_tokens_waiting: int = 0
+    """Uncomputed prompt tokens of requests that are queued or running."""
+    kv_blocks_held: int = 0
+    """Of the used blocks, those kept for other workers to read or reserved for what they send."""
+    hand_offs_open: int = 0
+    prefill_tokens_per_s: float = 0.0
+    """Measured over the last steps that computed prompts; 0 before the first."""
+    decode_step_s: float = 0.0
+    """Measured length of the last steps that only decoded; 0 before the first."""
+    last_charge: int = 0
+    """The receiving gateway's newest request id that this report accounts for."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -166,7 +303,54 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     load: Load
     prompts: tuple[PromptDone, ...] = ()
     deltas: tuple[ChoiceDelta, ...] = ()
+    progress: tuple[PrefillProgress, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
 
 
-ToWorker = Hello | Submit | Cancel
-ToGateway = Loading | Ready | Failed | Rejected | StepFrame
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """Sent every second. `step` is the engine's own counter: it stands still when the engine does.
+
+    An idle engine counts its waits, so that standing still always means being stuck.
+    """
+
+    step: int
+
+
+class Reserved(msgspec.Struct, frozen=True, array_like=True, tag="reserved"):
+    """A decode worker has taken the blocks of a hand-off."""
+
+    request_id: int
+    attempt: int
+    cached_tokens: int
+    """Prompt tokens that it had itself."""
+
+
+class HandOffFailed(msgspec.Struct, frozen=True, array_like=True, tag="hand_off_failed"):
+    """A hand-off ended without its request being accepted; nothing of it is held here any more."""
+
+    request_id: int
+    attempt: int
+    message: str
+    retry: bool = True
+    """Whether another attempt could succeed."""
+
+
+class CacheEvents(msgspec.Struct, frozen=True, array_like=True, tag="cache_events"):
+    """Full blocks that can be found from now on, and no longer.
+
+    `sequence` rises by one with each; after a gap the receiver asks for all anew. With `reset` the
+    worker holds nothing but `stored`.
+    """
+
+    sequence: int
+    stored: bytes = b""
+    """sha256 hashes, 32 bytes each."""
+    removed: bytes = b""
+    reset: bool = False
+
+
+WorkerCommand = Submit | Reserve | Cancel | SetRole | DrainWorker | ResyncCache
+ToWorker = Hello | WorkerCommand
+ToGateway = (
+    Loading | Ready | Failed | Rejected | StepFrame | Alive | Reserved | HandOffFailed | CacheEvents
+)

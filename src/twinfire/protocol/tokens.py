@@ -1,7 +1,8 @@
 """Token ids and log-probabilities as packed little-endian arrays.
 
 A link frame carries thousands of token ids; as msgpack integers each would be boxed twice.
-Owns the byte layout only: u32 for ids and ranks, f32 for log-probabilities.
+Owns the byte layout only: u32 for ids and ranks, f32 for log-probabilities, i64 for block
+generations.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 
 _UINT32 = "I"
 _FLOAT32 = "f"
+_INT64 = "q"
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -32,6 +34,16 @@ def pack_floats(values: Iterable[float]) -> bytes:
 def unpack_floats(packed: bytes) -> array[float]:
     """Return the numbers of `pack_floats` as an array('f')."""
     return _from_little_endian(_FLOAT32, packed)
+
+
+def pack_generations(numbers: Iterable[int]) -> bytes:
+    """Pack block generations as little-endian i64."""
+    return _to_little_endian(array(_INT64, numbers))
+
+
+def unpack_generations(packed: bytes) -> array[int]:
+    """Return the numbers of `pack_generations` as an array('q')."""
+    return _from_little_endian(_INT64, packed)
 
 
 def _to_little_endian(values: array) -> bytes:  # type: ignore[type-arg]

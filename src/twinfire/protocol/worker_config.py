@@ -12,7 +12,16 @@ Dtype = Literal["auto", "f32", "bf16", "f16"]
 Backend = Literal["auto", "native", "torch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 KvCacheDtype = Literal["auto", "bf16", "int8"]
+ConnectorKind = Literal["socket", "nixl"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths in PEM: this end's certificate and key, and the authority that signs every end's."""
+
+    certificate: str
+    key: str
+    authority: str
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +52,25 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of that folder."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
+    join: tuple[str, ...] = ()
+    """Addresses of the gateways that this worker dials (`addresses`)."""
+    peer_address: str = ""
+    """Where it listens for other workers; empty where it exchanges no KV."""
+    data_host: str = ""
+    """Host that its connector listens on; empty takes that of `peer_address`."""
+    connector: ConnectorKind = "socket"
+    secret_file: str | None = None
+    """The cluster's secret; also seeds the block hashes, so that workers name blocks alike."""
+    tls: TlsFiles | None = None
+    """Certificates of both ends of every TCP link; None sends in the clear after the secret."""
+    lease_s: float = 3.0
+    """How long blocks are held for a peer that says nothing."""
+    kv_checksums: bool = False
+    """Whether moved blocks are checked against their crc32."""
+    niceness: int = 0
+    """Added to the process's own."""
+    faults: str = ""
+    """Fault points to arm, for tests (`transfer.fault_points`)."""
 
 
 def encode_worker_config(config: WorkerConfig) -> str:

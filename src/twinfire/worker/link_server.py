@@ -18,14 +18,13 @@ from typing import cast
 from twinfire.protocol.framing import FrameDecoder, FrameError, encode_frame, worker_side_decoder
 from twinfire.protocol.messages import (
     PROTOCOL_VERSION,
-    Cancel,
     Failed,
     Hello,
     Loading,
     Ready,
-    Submit,
     ToGateway,
     ToWorker,
+    WorkerCommand,
 )
 
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
@@ -39,7 +38,7 @@ class FromGateway:
     """A message with the id of its sender."""
 
     gateway_id: str
-    message: Submit | Cancel
+    message: WorkerCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class LinkServer:
         link.write(encode_frame(self._greeting))
         self._has_gateway.set()
 
-    def received(self, gateway_id: str, message: Submit | Cancel) -> None:
+    def received(self, gateway_id: str, message: WorkerCommand) -> None:
         """A gateway asked for something."""
         self._deliver(FromGateway(gateway_id, message))
 
