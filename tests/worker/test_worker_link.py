@@ -16,7 +16,15 @@ from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.gateway.backends.worker_link import State, WorkerLink
 from twinfire.protocol.errors import InvalidRequest, WorkerLost
 from twinfire.protocol.framing import encode_frame
-from twinfire.protocol.messages import ChoiceDelta, Failed, Hello, Load, PromptDone, Submit
+from twinfire.protocol.messages import (
+    PROTOCOL_VERSION,
+    ChoiceDelta,
+    Failed,
+    Hello,
+    Load,
+    PromptDone,
+    Submit,
+)
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids, unpack_ids
 from twinfire.worker.worker import Drain
@@ -175,7 +183,7 @@ def test_refusals_name_the_field(worker: RunningWorker) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         encode_frame(Submit(1, pack_ids([1]), ENDLESS)),
         encode_frame(Hello(99, "from the future")),
-        encode_frame(Hello(1, "liar")) + b"\x05\x00\x00\x00hello",
+        encode_frame(Hello(PROTOCOL_VERSION, "liar")) + b"\x05\x00\x00\x00hello",
     ],
     ids=["length", "http", "no hello", "version", "garbage after hello"],
 )
@@ -213,7 +221,7 @@ def test_a_gateway_that_does_not_read_is_dropped(worker: RunningWorker) -> None:
         watcher = await Gateway.connect(worker, "watcher")
         deaf = socket.socket(socket.AF_UNIX)
         deaf.connect(worker.socket_path)
-        deaf.sendall(encode_frame(Hello(1, "deaf")))
+        deaf.sendall(encode_frame(Hello(PROTOCOL_VERSION, "deaf")))
         # Log-probabilities of long prompts fill the buffer quickly.
         big = SamplingParams(max_tokens=0, seed=1, prompt_logprobs=64)
         num_requests = 8

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from twinfire.gateway.direct_writer import direct_writer
 from twinfire.gateway.errors import Fault, HttpError, fault_of
 from twinfire.gateway.settings import GatewaySettings
 
@@ -55,6 +56,7 @@ class Exchange:
         if scope["method"] != "POST":
             self._body_read.set()
         self._send = send
+        self._writer = direct_writer(scope)
         self._may_start_after_s: float | None = None
         self._stream_started = False
         self._answered = False
@@ -137,6 +139,17 @@ class Exchange:
         await self._start_stream()
         self._last_sent_s = time.monotonic()
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    @property
+    def takes_events(self) -> bool:
+        """Whether `write_events` may be called now: the stream runs and the client keeps up."""
+        return self._stream_started and self._writer is not None and self._writer.ready
+
+    def write_events(self, frames: bytes) -> None:
+        """Send whole server-sent events of a stream that takes them."""
+        assert self._writer is not None, "`takes_events` was not asked"
+        self._last_sent_s = time.monotonic()
+        self._writer.write(frames)
 
     async def end_events(self, frames: bytes) -> None:
         """Send the last events and end the answer."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from twinfire.gateway.tallies import HistogramTally
 from twinfire.protocol.messages import Load, WorkerInfo
 from twinfire.protocol.startup_stages import Stage
 
@@ -34,15 +35,23 @@ _LATENCY_BUCKETS_S = (
 _ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 _MAX_TOKEN_BUCKET = 1_000_000
+_NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Metrics:
-    """All metrics of one model. Every method belongs to the event loop's thread."""
+    """All metrics of one model. Every method belongs to the event loop's thread.
+
+    What happens at each step or token is only noted; `render` makes metrics of it.
+    """
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self._last_load: Load | None = None
+        self._last_load = _NO_LOAD
+        self._rendered_load = _NO_LOAD
+        """What of this worker's life the counters hold."""
+        self.num_generated_tokens = 0
+        """Output tokens served, of all requests."""
         self._finished: dict[str, Counter] = {}
         self.startup_stages: tuple[Stage, ...] = ()
         """Of this gateway."""
@@ -62,7 +71,7 @@ class Metrics:
             "prefix_cache_hits", "Prompt tokens found in the prefix cache"
         )
         self.preemptions = self._counter("num_preemptions", "Preemptions by the scheduler")
-        self.iteration_tokens = self._histogram(
+        self.iteration_tokens = self._tally(
             "iteration_tokens_total", "Tokens computed in an engine step", _ITERATION_BUCKETS
         )
 
@@ -71,7 +80,8 @@ class Metrics:
         self.prompt_tokens_cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens that came from the prefix cache"
         )
-        self.generation_tokens = self._counter("generation_tokens", "Output tokens served")
+        self._generation_tokens = self._counter("generation_tokens", "Output tokens served")
+        self._num_rendered_tokens = 0
         self.rejections = self._counter("admission_rejections", "Requests refused as too many")
         self._success = Counter(
             PREFIX + "request_success",
@@ -84,7 +94,7 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _TTFT_BUCKETS_S
         )
-        self.inter_token = self._histogram(
+        self.inter_token = self._tally(
             "inter_token_latency_seconds", "Between two tokens of a choice", _ITL_BUCKETS_S
         )
         self.time_per_output_token = self._histogram(
@@ -119,18 +129,27 @@ class Metrics:
 
     def observe_load(self, load: Load) -> None:
         """Take a worker's report of one engine step."""
-        last = self._last_load
-        if last is None or load.step < last.step:
-            last = Load(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        if load.step < self._last_load.step:
+            # Another worker's life, in which its counters start anew.
+            self._count_load()
+            self._rendered_load = _NO_LOAD
         self._last_load = load
+        if load.step_tokens:
+            self.iteration_tokens.observe(load.step_tokens)
+
+    def _count_load(self) -> None:
+        load, counted = self._last_load, self._rendered_load
+        self._rendered_load = load
         self.num_running.set(load.running)
         self.num_waiting.set(load.waiting)
         self.kv_usage.set(load.kv_blocks_used / load.kv_blocks_total if load.kv_blocks_total else 0)
-        self.preemptions.inc(max(0, load.preemptions - last.preemptions))
-        self.prefix_queries.inc(max(0, load.prefix_queries - last.prefix_queries))
-        self.prefix_hits.inc(max(0, load.prefix_hits - last.prefix_hits))
-        if load.step_tokens:
-            self.iteration_tokens.observe(load.step_tokens)
+        self.preemptions.inc(max(0, load.preemptions - counted.preemptions))
+        self.prefix_queries.inc(max(0, load.prefix_queries - counted.prefix_queries))
+        self.prefix_hits.inc(max(0, load.prefix_hits - counted.prefix_hits))
+
+    def _count_tokens(self) -> None:
+        self._generation_tokens.inc(self.num_generated_tokens - self._num_rendered_tokens)
+        self._num_rendered_tokens = self.num_generated_tokens
 
     def count_finished(self, reason: str) -> None:
         """Count a choice that ended for `reason`."""
@@ -142,6 +161,8 @@ class Metrics:
 
     def render(self, worker: WorkerInfo | None, with_vllm_names: bool = False) -> bytes:
         """Return the text exposition of everything."""
+        self._count_load()
+        self._count_tokens()
         text = generate_latest(self._registry) + self._cache_config_info(worker)
         text += self._startup(worker)
         if with_vllm_names:
@@ -191,6 +212,9 @@ class Metrics:
             PREFIX + name, text, ("model_name",), buckets=buckets, registry=self._registry
         )
         return histogram.labels(self._model_name)
+
+    def _tally(self, name: str, text: str, buckets: Sequence[float]) -> HistogramTally:
+        return HistogramTally(PREFIX + name, text, self._model_name, buckets, self._registry)
 
     def _latency(self, name: str, text: str) -> Histogram:
         return self._histogram(name, text, _LATENCY_BUCKETS_S)

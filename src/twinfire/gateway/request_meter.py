@@ -66,7 +66,7 @@ class RequestMeter:
         self._last_token_s[choice] = now
         self._num_tokens[choice] = num_output_tokens
         self.num_output_tokens += gained
-        metrics.generation_tokens.inc(gained)
+        metrics.num_generated_tokens += gained
 
     def choice_finished(self, choice: int, reason: str) -> None:
         """`choice` ended for `reason`."""

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from twinfire.gateway.app import gateway_of
+from twinfire.gateway.direct_writer import DirectHttpProtocol
 
 _BACKLOG = 2048
 _IDLE_CONNECTION_S = 75
@@ -37,7 +38,7 @@ class GatewayServer:
         self._hurry = asyncio.Event()
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=DirectHttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

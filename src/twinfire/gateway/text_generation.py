@@ -12,7 +12,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from twinfire.gateway.text.choice_text import ChoiceText, TextDelta, TextOptions
 from twinfire.gateway.text.token_logprobs import TokenLogprob, unpack_logprobs
 from twinfire.gateway.text.vocabulary import Vocabulary
 from twinfire.protocol.errors import Overloaded, TwinfireError, WorkerLost
-from twinfire.protocol.messages import PromptDone
+from twinfire.protocol.messages import ChoiceDelta, PromptDone
 from twinfire.protocol.sampling import SamplingParams
 
 _INLINE_ROWS = 1024
@@ -64,6 +64,19 @@ class PromptReady:
         return 0 if self.logprobs is None else len(self.logprobs)
 
 
+class TextSink(Protocol):
+    """Whoever can take text the moment it comes, without a task waking up for each piece."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` may be called now; what comes meanwhile is iterated."""
+        ...
+
+    def take(self, delta: TextDelta) -> None:
+        """Handle more text of a choice."""
+        ...
+
+
 class TextGeneration:
     """One request's text. `events` is iterated once; `meter` holds its counts at any time."""
 
@@ -79,42 +92,65 @@ class TextGeneration:
             for choice in range(job.n)
         ]
         self._generations: list[Generation] = []
+        self._num_unfinished = len(self._choices)
+        self._iterating = False
+        """Whether an event that was iterated is still being handled."""
 
-    async def events(self) -> AsyncGenerator[PromptReady | TextDelta, None]:
-        """Yield until every choice has finished; leaving early cancels the rest."""
-        num_unfinished = len(self._choices)
+    async def events(self, sink: TextSink) -> AsyncGenerator[PromptReady | TextDelta, None]:
+        """Yield what `sink` does not take, until every choice has finished.
+
+        Leaving early cancels the rest.
+        """
         try:
             self._submit()
+            if len(self._generations) == 1:
+                self._generations[0].offer_to(lambda event: self._take(sink, event))
             async with aclosing(_merge(self._generations)) as merged:
                 async for prompt_index, event in merged:
+                    self._iterating = True
                     if isinstance(event, PromptDone):
                         yield await self._prompt_ready(prompt_index, event)
-                        continue
-                    choice = self._choices[prompt_index * self._job.n + event.choice]
-                    if choice.finished:
-                        continue
-                    if event.finish_reason in ("error", "cancelled"):
-                        raise _failure(event.finish_reason)
-                    delta = choice.feed(event)
-                    self.meter.tokens(delta.index, delta.num_output_tokens)
-                    if delta.finish_reason is not None:
-                        num_unfinished -= 1
-                        self.meter.choice_finished(delta.index, delta.finish_reason)
-                        if event.finish_reason is None:
-                            self._generations[prompt_index].cancel(event.choice)
-                    yield delta
-                    if num_unfinished == 0:
-                        self.meter.request_finished()
-                        return
-            raise WorkerLost("the worker ended the request before it was complete")
+                    elif (delta := self._text_of(prompt_index, event)) is not None:
+                        yield delta
+                    if not self._num_unfinished:
+                        break
+                    self._iterating = False
+            if self._num_unfinished:
+                raise WorkerLost("the worker ended the request before it was complete")
+            self.meter.request_finished()
         except Overloaded:
             self.meter.rejected()
             raise
         finally:
-            if num_unfinished:
-                self.meter.aborted(num_unfinished)
+            if self._num_unfinished:
+                self.meter.aborted(self._num_unfinished)
             for generation in self._generations:
                 generation.cancel()
+
+    def _take(self, sink: TextSink, event: Event) -> bool:
+        """Give `sink` the text of an event, unless something has to be awaited for it."""
+        if self._iterating or not sink.ready or not isinstance(event, ChoiceDelta):
+            return False
+        delta = self._text_of(0, event)
+        if delta is not None:
+            sink.take(delta)
+        return True
+
+    def _text_of(self, prompt_index: int, event: ChoiceDelta) -> TextDelta | None:
+        """Return what a choice gained; None when it had finished already."""
+        choice = self._choices[prompt_index * self._job.n + event.choice]
+        if choice.finished:
+            return None
+        if event.finish_reason in ("error", "cancelled"):
+            raise _failure(event.finish_reason)
+        delta = choice.feed(event)
+        self.meter.tokens(delta.index, delta.num_output_tokens)
+        if delta.finish_reason is not None:
+            self._num_unfinished -= 1
+            self.meter.choice_finished(delta.index, delta.finish_reason)
+            if event.finish_reason is None:
+                self._generations[prompt_index].cancel(event.choice)
+        return delta
 
     def _submit(self) -> None:
         job = self._job

@@ -39,6 +39,11 @@ class FrameDecoder(Generic[M]):
 
     def feed(self, data: bytes) -> list[M]:
         """Return the messages completed by `data`; FrameError on a bad length or body."""
+        if not self._buffer and len(data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data)
+            if len(data) == _LENGTH.size + length <= _LENGTH.size + self._max_bytes:
+                # One whole frame, as nearly all come: nothing to keep and nothing to copy.
+                return [self._decode(memoryview(data)[_LENGTH.size :])]
         self._buffer += data
         messages: list[M] = []
         start = 0
@@ -49,14 +54,16 @@ class FrameDecoder(Generic[M]):
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            body = bytes(self._buffer[start + _LENGTH.size : end])
-            try:
-                messages.append(self._decoder.decode(body))
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise FrameError(f"bad message: {error}") from None
+            messages.append(self._decode(bytes(self._buffer[start + _LENGTH.size : end])))
             start = end
         del self._buffer[:start]
         return messages
+
+    def _decode(self, body: bytes | memoryview) -> M:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise FrameError(f"bad message: {error}") from None
 
 
 def worker_side_decoder() -> FrameDecoder[ToWorker]:

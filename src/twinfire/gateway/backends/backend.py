@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta, PromptDone, WorkerInfo
 from twinfire.protocol.sampling import SamplingParams
 
 Event = PromptDone | ChoiceDelta
+Take = Callable[[Event], bool]
+"""Handles an event at once and returns True, or leaves it to be iterated and returns False."""
 
 
 class Generation(Protocol):
@@ -23,6 +25,14 @@ class Generation(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Iterate the events, once."""
+        ...
+
+    def offer_to(self, take: Take) -> None:
+        """Let `take` have events the moment they come, without a task waking up for each.
+
+        An event is offered only when no earlier one waits to be iterated, so order is kept whatever
+        `take` refuses. What it raises ends the generation. A generation need not offer any.
+        """
         ...
 
     def cancel(self, choice: int = ALL_CHOICES) -> None:

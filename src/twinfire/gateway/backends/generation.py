@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from twinfire.gateway.backends.backend import Event
-from twinfire.protocol.errors import TwinfireError
+from twinfire.gateway.backends.backend import Event, Take
 from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta
 
 
@@ -18,7 +17,8 @@ class LinkGeneration:
         self._send_cancel = cancel
         self._events: deque[Event] = deque()
         self._live_choices = set(range(num_choices))
-        self._error: TwinfireError | None = None
+        self._take: Take | None = None
+        self._error: Exception | None = None
         self._wake = asyncio.Event()
 
     @property
@@ -33,10 +33,17 @@ class LinkGeneration:
                 return
             if event.finish_reason is not None:
                 self._live_choices.discard(event.choice)
-        self._events.append(event)
-        self._wake.set()
+        if self._take is None or self._events or not self._taken(self._take, event):
+            self._events.append(event)
+            self._wake.set()
+        elif not self._live_choices:
+            self._wake.set()
 
-    def fail(self, error: TwinfireError) -> None:
+    def offer_to(self, take: Take) -> None:
+        """Let `take` have each event before it is kept, whenever none is kept."""
+        self._take = take
+
+    def fail(self, error: Exception) -> None:
         """End with `error` once the events before it have been read."""
         self._error = error
         self._wake.set()
@@ -54,6 +61,15 @@ class LinkGeneration:
         )
         self._send_cancel(choice)
         self._wake.set()
+
+    def _taken(self, take: Take, event: Event) -> bool:
+        """Whether `take` has handled the event; what it raises is its own request's fault only."""
+        try:
+            return take(event)
+        except Exception as error:
+            self._take = None
+            self.fail(error)
+            return True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield events in order until every choice has ended."""

@@ -122,7 +122,7 @@ class WorkerLink(asyncio.Protocol):
                 for delta in deltas:
                     if generation := self._generations.get(delta.request_id):
                         generation.put(delta)
-                        if generation.all_choices_ended:
+                        if delta.finish_reason is not None and generation.all_choices_ended:
                             self._generations.pop(delta.request_id, None)
             case Rejected(request_id):
                 self._end(request_id, _rejection(message))

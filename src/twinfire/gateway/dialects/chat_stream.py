@@ -6,7 +6,7 @@ from array import array
 
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.responses import Usage
-from twinfire.gateway.dialects.sse import NULL, ChunkFrame, encode
+from twinfire.gateway.dialects.sse import NULL, ChunkFrame, TextChunks, encode
 from twinfire.gateway.text.choice_text import TextDelta
 from twinfire.gateway.text_generation import PromptReady
 
@@ -32,6 +32,11 @@ class ChatStream:
         self._token_ids = token_ids
         self._prompt_token_ids = prompt_token_ids
         self._echoed = echoed
+        self._text_chunks: TextChunks | None = None
+        if num_top_logprobs is None and not token_ids:
+            self._text_chunks = frame.text_chunks(
+                b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
+            )
 
     def prompt_ready(self, ready: PromptReady) -> bytes:
         """Return the role of every choice, and the text that the answers begin with."""
@@ -51,6 +56,8 @@ class ChatStream:
 
     def delta(self, delta: TextDelta) -> bytes:
         """Return a content chunk, a finish chunk, both, or nothing."""
+        if self._text_chunks is not None and delta.finish_reason is None:
+            return self._text_chunks.chunk(delta.text, delta.index) if delta.text else b""
         frames = b""
         if delta.text or delta.tokens:
             frames = self._content(delta)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from twinfire.gateway.dialects.echo import EchoedPrompt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.responses import Usage
-from twinfire.gateway.dialects.sse import NULL, ChunkFrame, encode
+from twinfire.gateway.dialects.sse import NULL, ChunkFrame, TextChunks, encode
 from twinfire.gateway.text.choice_text import ShownToken, TextDelta
 from twinfire.gateway.text_generation import PromptReady
 
@@ -33,6 +33,11 @@ class CompletionStream:
         self._echoes = echoes
         self._prompts = prompts
         """Given when token ids are to be reported."""
+        self._text_chunks: TextChunks | None = None
+        if not logprobs and prompts is None:
+            self._text_chunks = frame.text_chunks(
+                b'"text":', b',"logprobs":null,"finish_reason":null}'
+            )
 
     def prompt_ready(self, ready: PromptReady) -> bytes:
         """Return the echoed prompt of every choice, and its ids where they are asked for."""
@@ -52,6 +57,8 @@ class CompletionStream:
 
     def delta(self, delta: TextDelta) -> bytes:
         """Return one chunk, or nothing when there is nothing to see."""
+        if self._text_chunks is not None and delta.finish_reason is None:
+            return self._text_chunks.chunk(delta.text, delta.index) if delta.text else b""
         if not (delta.text or delta.tokens or delta.finish_reason):
             return b""
         tokens = delta.tokens

@@ -91,39 +91,74 @@ async def stream(
 ) -> None:
     """Answer with an event stream."""
     exchange.allow_early_start()
-    pending = b""
-    async with aclosing(generation.events()) as events:
+    sink = _StreamSink(exchange, writer)
+    async with aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
-                pending += await off_loop(event.num_rows, writer.prompt_ready, event)
+                sink.pending += await off_loop(event.num_rows, writer.prompt_ready, event)
                 continue
-            frames = writer.delta(event)
-            if pending or frames:
-                await exchange.send_events(pending + frames)
-                pending = b""
+            frames = sink.pending + writer.delta(event)
+            if frames:
+                await exchange.send_events(frames)
+                sink.pending = b""
+    frames = sink.pending
     if include_usage:
-        pending += writer.usage(usage_of(generation.meter))
-    await exchange.end_events(pending)
+        frames += writer.usage(usage_of(generation.meter))
+    await exchange.end_events(frames)
+
+
+class _StreamSink:
+    """Writes text to the client at once, where nothing has to be sent or awaited before it."""
+
+    def __init__(self, exchange: Exchange, writer: StreamWriter) -> None:
+        self._exchange = exchange
+        self._writer = writer
+        self.pending = b""
+        """Events that go out with the first text."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether text may be written now."""
+        return self._exchange.takes_events and not self.pending
+
+    def take(self, delta: TextDelta) -> None:
+        """Write what the choice gained."""
+        frames = self._writer.delta(delta)
+        if frames:
+            self._exchange.write_events(frames)
 
 
 async def collect(
     generation: TextGeneration, num_prompts: int, num_choices: int
 ) -> CollectedAnswer:
     """Wait for everything."""
-    choices = [CollectedChoice() for _ in range(num_choices)]
     prompt_logprobs: list[Sequence[TokenLogprob | None] | None] = [None] * num_prompts
-    async with aclosing(generation.events()) as events:
+    sink = _CollectingSink(num_choices)
+    async with aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
                 prompt_logprobs[event.prompt_index] = event.logprobs
-                continue
-            choice = choices[event.index]
-            choice.pieces.append(event.text)
-            choice.tokens.extend(event.tokens)
-            if event.finish_reason is not None:
-                choice.finish_reason = event.finish_reason
-                choice.stop_reason = event.stop_reason
-    return CollectedAnswer(choices, prompt_logprobs, usage_of(generation.meter))
+            else:
+                sink.take(event)
+    return CollectedAnswer(sink.choices, prompt_logprobs, usage_of(generation.meter))
+
+
+class _CollectingSink:
+    """Keeps all text."""
+
+    ready = True
+
+    def __init__(self, num_choices: int) -> None:
+        self.choices = [CollectedChoice() for _ in range(num_choices)]
+
+    def take(self, delta: TextDelta) -> None:
+        """Add what the choice gained."""
+        choice = self.choices[delta.index]
+        choice.pieces.append(delta.text)
+        choice.tokens.extend(delta.tokens)
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+            choice.stop_reason = delta.stop_reason
 
 
 def usage_of(meter: RequestMeter) -> Usage:

@@ -47,6 +47,15 @@ class ChunkFrame:
         self._n = n
         self._continuous = continuous_usage
 
+    def text_chunks(self, before_text: bytes, after_text: bytes) -> TextChunks | None:
+        """Return chunks whose choice is its index, `before_text`, the text and `after_text`.
+
+        None where chunks have more that changes.
+        """
+        if self._continuous:
+            return None
+        return TextChunks(self._head, before_text, after_text + b"]}\n\n")
+
     def chunk(self, choice: bytes, index: int, num_output_tokens: int, extra: bytes = b"") -> bytes:
         """Return a chunk of one choice; `extra` is top-level fields, each after a comma."""
         if self._continuous:
@@ -59,3 +68,23 @@ class ChunkFrame:
     def closing_usage(self, total: Usage) -> bytes:
         """Return the chunk without choices that ends a stream."""
         return self._head + b'],"usage":' + encode(total) + b"}\n\n"
+
+
+class TextChunks:
+    """Chunks of one stream in which only the text changes: all else is encoded once a choice."""
+
+    __slots__ = ("_before_text", "_frame_head", "_heads", "_tail")
+
+    def __init__(self, frame_head: bytes, before_text: bytes, tail: bytes) -> None:
+        self._frame_head = frame_head
+        self._before_text = before_text
+        self._tail = tail
+        self._heads: dict[int, bytes] = {}
+
+    def chunk(self, text: str, index: int) -> bytes:
+        """Return a chunk of one choice."""
+        head = self._heads.get(index)
+        if head is None:
+            head = self._frame_head + b'{"index":%d,' % index + self._before_text
+            self._heads[index] = head
+        return head + encode(text) + self._tail

@@ -83,6 +83,7 @@ class ChoiceText:
         self.num_output_tokens = 0
         self.finished = False
         self._options = options
+        self._by_token = bool(options.stops) or options.want_tokens
         self._detokenizer = Detokenizer(vocabulary, prompt, options.skip_special_tokens)
         self._scanner = StopScanner(options.stops, options.include_stop_in_output)
         self._waiting = _Waiting()
@@ -93,8 +94,12 @@ class ChoiceText:
     def feed(self, delta: ChoiceDelta) -> TextDelta:
         """Return what the client gains; the choice is `finished` when it has a finish reason."""
         token_ids = unpack_ids(delta.tokens)
+        if delta.finish_reason is None and not self._by_token:
+            self.num_output_tokens += len(token_ids)
+            text = self._detokenizer.feed(token_ids)
+            return TextDelta(self.index, text, num_output_tokens=self.num_output_tokens)
         logprobs = None if delta.logprobs is None else unpack_logprobs(token_ids, delta.logprobs)
-        if self._options.stops or self._options.want_tokens:
+        if self._by_token:
             shown = self._feed_each(token_ids, logprobs, ended=delta.finish_reason == "stop")
         else:
             shown = self._feed_together(token_ids, ended=delta.finish_reason == "stop")
@@ -103,7 +108,7 @@ class ChoiceText:
         return self._delta(shown, delta)
 
     def _feed_together(self, token_ids: Sequence[int], ended: bool) -> str:
-        """The common case: nobody asks for single tokens and nothing is held back."""
+        """Nobody asks for single tokens and nothing is held back."""
         self.num_output_tokens += len(token_ids)
         return self._detokenizer.feed(token_ids[:-1] if self._hides_last(ended) else token_ids)
 

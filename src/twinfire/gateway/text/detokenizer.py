@@ -7,7 +7,7 @@ takes back what it emitted, and never fails on an odd id.
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from twinfire.gateway.text.vocabulary import Vocabulary
@@ -15,7 +15,6 @@ from twinfire.gateway.text.vocabulary import Vocabulary
 _TAIL_TOKENS = 16
 _MAX_PENDING_BYTES = 3
 """Of an incomplete UTF-8 character."""
-_NEW_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -26,7 +25,7 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_decoder",
+        "_pending",
         "_prompt_pending",
         "_skip_special_tokens",
         "_strip_space",
@@ -41,10 +40,11 @@ class Detokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = _NEW_DECODER("replace")
         tail = vocabulary.join(prompt[-_TAIL_TOKENS:], skip_special_tokens)
-        self._decoder.decode(tail[-_MAX_PENDING_BYTES:])
-        self._prompt_pending = bool(self._decoder.getstate()[0])
+        self._pending = b""
+        """The bytes of a character that is not complete."""
+        self._decode(tail[-_MAX_PENDING_BYTES:])
+        self._prompt_pending = bool(self._pending)
         self._strip_space = vocabulary.strips_leading_space and not (
             tail or vocabulary.join(prompt, skip_special_tokens)
         )
@@ -52,7 +52,7 @@ class Detokenizer:
     @property
     def has_pending(self) -> bool:
         """Whether output tokens have begun a character that is not complete."""
-        return not self._prompt_pending and bool(self._decoder.getstate()[0])
+        return not self._prompt_pending and bool(self._pending)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that the tokens complete."""
@@ -63,17 +63,24 @@ class Detokenizer:
             self._prompt_pending = False
             if not _continues_character(content):
                 # The prompt's own half character would become a U+FFFD of the output.
-                self._decoder.reset()
+                self._pending = b""
         if self._strip_space:
             self._strip_space = False
             content = content.removeprefix(b" ")
-        return self._decoder.decode(content)
+        return self._decode(content)
 
     def finish(self) -> str:
         """Return what was held back as incomplete, U+FFFD included; nothing may follow."""
         if self._prompt_pending:
             return ""
-        return self._decoder.decode(b"", final=True)
+        return self._pending.decode("utf-8", "replace")
+
+    def _decode(self, content: bytes) -> str:
+        if self._pending:
+            content = self._pending + content
+        text, num_decoded = utf_8_decode(content, "replace", False)
+        self._pending = content[num_decoded:]
+        return text
 
 
 def _continues_character(content: bytes) -> bool:
