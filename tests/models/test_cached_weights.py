@@ -34,7 +34,7 @@ def test_the_bits_are_those_of_weights_packed_anew(
     uncached = load_native(model.config, model.weights, quantization)
     first = load_native(model.config, model.weights, quantization, cache=cache)
     first.save_weights(no_pause)
-    monkeypatch.setattr("twinfire.kernels.cpu.native_weights.pack_panels", fail_to_pack)
+    monkeypatch.setattr("twinfire.kernels.cpu.weight_loader.pack_panels", fail_to_pack)
     second = load_native(model.config, model.weights, quantization, cache=cache)
     expected = Feeder(uncached).whole(TOKENS)
     np.testing.assert_array_equal(Feeder(first).whole(TOKENS), expected)

@@ -16,7 +16,6 @@ from twinfire.artifacts.gguf_config import read_gguf_config, rotated_heads
 from twinfire.artifacts.gguf_file import GgufFile
 from twinfire.artifacts.gguf_source import GgufSource
 from twinfire.artifacts.hf_config import read_hf_config
-from twinfire.artifacts.mapped_file import forget_pages
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.safetensors_source import SafetensorsSource
 from twinfire.artifacts.tensor_layout import check_tensors
@@ -183,7 +182,7 @@ class GgufCheckpoint:
 
     def forget_pages(self) -> None:
         """Let the memory go that reading tensors took."""
-        forget_pages(self._file.mapping)
+        self._file.mapped.forget_pages()
 
     def tokenizer(self) -> Tokenizer:
         """Rebuild the tokenizer from metadata."""

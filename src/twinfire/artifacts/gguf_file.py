@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfire.artifacts.fields import Fields
-from twinfire.artifacts.mapped_file import map_file, mapped_array
+from twinfire.artifacts.mapped_file import FileRange, MappedFile
 from twinfire.protocol.errors import ModelError
 
 SUPPORTED_VERSIONS = (2, 3)
@@ -61,7 +61,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.mapping = map_file(path)
+        self.mapped = MappedFile(path)
+        self.mapping = self.mapped.mapping
         reader = _HeaderReader(path, self.mapping)
         try:
             values, infos = reader.read()
@@ -91,7 +92,7 @@ class GgufFile:
         dtype = _SCALAR_DTYPES.get(array.item_type)
         if dtype is None:
             raise self.fields.fault(name, "must be an array of numbers")
-        return mapped_array(self.mapping, array.offset, array.length * dtype.itemsize, dtype)
+        return FileRange(self.mapped, array.offset, array.length * dtype.itemsize).array(dtype)
 
     def _array(self, name: str) -> GgufArray | None:
         value = self.fields.raw(name)

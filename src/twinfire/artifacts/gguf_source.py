@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from twinfire.artifacts.block_formats import BLOCK_FORMATS, FLOAT_FORMATS, SUPPORTED_FORMATS
 from twinfire.artifacts.gguf_file import GgufFile, GgufTensorInfo
-from twinfire.artifacts.mapped_file import mapped_array
-from twinfire.artifacts.tensors import MappedTensor
+from twinfire.artifacts.mapped_file import FileRange
+from twinfire.artifacts.tensors import MappedTensor, halves_in_order
 from twinfire.protocol.errors import ModelError
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -90,26 +90,17 @@ class GgufSource:
     def tensor(self, name: str) -> MappedTensor:
         """Return a tensor; ModelError when it is missing."""
         source = self._source(name)
-        raw = _raw(self._file, source)
-        num_heads = self._rotated_heads.get(name.split(".")[-2]) if "." in name else None
-        if num_heads is not None:
-            raw = raw[halves_order(len(raw), num_heads)]
-        return MappedTensor(name, source.info.shape, source.format, raw)
+        raw, place = _raw(self._file, source), _place(self._file, source)
+        num_heads = self._rotated_heads.get(name.split(".")[-2], 0) if "." in name else 0
+        if num_heads:
+            raw = halves_in_order(raw, num_heads)
+        return MappedTensor(name, source.info.shape, source.format, raw, place, num_heads)
 
     def _source(self, name: str) -> _Source:
         source = self._tensors.get(name)
         if source is None:
             raise ModelError(f"{self._file.path} has no tensor '{name}'")
         return source
-
-
-def halves_order(num_rows: int, num_heads: int) -> npt.NDArray[np.intp]:
-    """Return the file's row for each Hugging Face row of a rotated projection.
-
-    Within a head the file interleaves the two halves: rows (2i, 2i+1) are (i, i + half).
-    """
-    rows = np.arange(num_rows).reshape(num_heads, -1, 2)
-    return rows.swapaxes(1, 2).reshape(-1)
 
 
 def main_format(file: GgufFile) -> str:
@@ -172,15 +163,15 @@ def _checked(file: GgufFile, info: GgufTensorInfo) -> _Source:
     return _Source(info, format_name, size_bytes)
 
 
+def _place(file: GgufFile, source: _Source) -> FileRange:
+    return FileRange(file.mapped, source.info.offset, source.size_bytes)
+
+
 def _raw(file: GgufFile, source: _Source) -> npt.NDArray[np.generic]:
-    shape, format_name = source.info.shape, source.format
-    if format_name in FLOAT_FORMATS:
-        dtype = FLOAT_FORMATS[format_name]
-        return mapped_array(file.mapping, source.info.offset, source.size_bytes, dtype).reshape(
-            shape
-        )
-    raw = mapped_array(file.mapping, source.info.offset, source.size_bytes, np.dtype(np.uint8))
-    return raw.reshape(math.prod(shape[:-1]), -1)
+    shape, place = source.info.shape, _place(file, source)
+    if source.format in FLOAT_FORMATS:
+        return place.array(FLOAT_FORMATS[source.format]).reshape(shape)
+    return place.array(np.dtype(np.uint8)).reshape(math.prod(shape[:-1]), -1)
 
 
 def _type_name(type_id: int) -> str:

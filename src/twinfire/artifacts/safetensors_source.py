@@ -7,7 +7,6 @@ nothing in it: sizes, ranges and overlaps are checked before any tensor is hande
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from twinfire.artifacts.block_formats import FLOAT_FORMATS
 from twinfire.artifacts.fields import read_json_fields
-from twinfire.artifacts.mapped_file import forget_pages, map_file, mapped_array
+from twinfire.artifacts.mapped_file import FileRange, MappedFile
 from twinfire.artifacts.tensors import MappedTensor
 from twinfire.protocol.errors import ModelError
 
@@ -41,11 +40,12 @@ class _HeaderEntry(msgspec.Struct, frozen=True):
 class _Placed:
     """A tensor and where its bytes are."""
 
-    path: Path
-    mapping: mmap.mmap
     entry: _HeaderEntry
-    offset: int
-    size_bytes: int
+    place: FileRange
+
+    @property
+    def path(self) -> Path:
+        return self.place.file.path
 
 
 class SafetensorsSource:
@@ -73,20 +73,20 @@ class SafetensorsSource:
 
     def forget_pages(self) -> None:
         """Let the memory go that reading tensors took."""
-        for mapping in {placed.mapping for placed in self._tensors.values()}:
-            forget_pages(mapping)
+        for file in {placed.place.file for placed in self._tensors.values()}:
+            file.forget_pages()
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors on disk."""
-        return sum(placed.size_bytes for placed in self._tensors.values())
+        return sum(placed.place.num_bytes for placed in self._tensors.values())
 
     @property
     def main_format(self) -> str:
         """The format that most bytes are in: f32, f16 or bf16, or another's name in lower case."""
         sizes: dict[str, int] = {}
         for placed in self._tensors.values():
-            sizes[placed.entry.dtype] = sizes.get(placed.entry.dtype, 0) + placed.size_bytes
+            sizes[placed.entry.dtype] = sizes.get(placed.entry.dtype, 0) + placed.place.num_bytes
         dtype = max(sizes, key=lambda name: sizes[name])
         return _FORMATS.get(dtype, dtype.lower())
 
@@ -104,9 +104,9 @@ class SafetensorsSource:
                 f"supported are {', '.join(_FORMATS)}"
             )
         dtype = FLOAT_FORMATS[format_name]
-        raw = mapped_array(placed.mapping, placed.offset, placed.size_bytes, dtype)
         shape = placed.entry.shape
-        return MappedTensor(name, shape, format_name, raw.reshape(shape))
+        raw = placed.place.array(dtype).reshape(shape)
+        return MappedTensor(name, shape, format_name, raw, placed.place)
 
     def _placed(self, name: str) -> _Placed:
         placed = self._tensors.get(name)
@@ -151,7 +151,8 @@ def _only_file(folder: Path) -> Path:
 
 
 def _read_file(path: Path) -> dict[str, _Placed]:
-    mapping = map_file(path)
+    file = MappedFile(path)
+    mapping = file.mapping
     if len(mapping) < _LENGTH_BYTES:
         raise ModelError(f"{path}: {len(mapping)} bytes are too few for a safetensors file")
     header_bytes = int.from_bytes(mapping[:_LENGTH_BYTES], "little")
@@ -164,7 +165,7 @@ def _read_file(path: Path) -> dict[str, _Placed]:
             "the file is truncated or not in the safetensors format"
         )
     placed = {
-        name: _place(path, mapping, name, entry, data_start)
+        name: _place(file, name, entry, data_start)
         for name, entry in _decode_header(path, mapping[_LENGTH_BYTES:data_start]).items()
     }
     _refuse_overlaps(path, placed)
@@ -182,16 +183,15 @@ def _decode_header(path: Path, header: bytes) -> dict[str, _HeaderEntry]:
         raise ModelError(f"{path}: the safetensors header is not valid: {error}") from None
 
 
-def _place(
-    path: Path, mapping: mmap.mmap, name: str, entry: _HeaderEntry, data_start: int
-) -> _Placed:
+def _place(file: MappedFile, name: str, entry: _HeaderEntry, data_start: int) -> _Placed:
+    path, file_bytes = file.path, len(file.mapping)
     begin, end = entry.data_offsets
     if min(0, begin, *entry.shape) < 0:
         raise ModelError(f"{path}: tensor '{name}' has a negative size or offset")
-    if end < begin or data_start + end > len(mapping):
+    if end < begin or data_start + end > file_bytes:
         raise ModelError(
             f"{path}: tensor '{name}' lies at bytes [{begin}, {end}) of "
-            f"{len(mapping) - data_start}; the file is truncated or damaged"
+            f"{file_bytes - data_start}; the file is truncated or damaged"
         )
     item_bytes = _ITEM_BYTES.get(entry.dtype)
     size_bytes = end - begin
@@ -200,14 +200,14 @@ def _place(
             f"{path}: tensor '{name}' of shape {list(entry.shape)} and type {entry.dtype} "
             f"takes {math.prod(entry.shape) * item_bytes} bytes, but its range has {size_bytes}"
         )
-    return _Placed(path, mapping, entry, data_start + begin, size_bytes)
+    return _Placed(entry, FileRange(file, data_start + begin, size_bytes))
 
 
 def _refuse_overlaps(path: Path, tensors: dict[str, _Placed]) -> None:
     end, last = 0, ""
-    for name, placed in sorted(tensors.items(), key=lambda item: (item[1].offset, item[0])):
-        if placed.size_bytes == 0:
+    for name, placed in sorted(tensors.items(), key=lambda item: (item[1].place.offset, item[0])):
+        if placed.place.num_bytes == 0:
             continue
-        if placed.offset < end:
+        if placed.place.offset < end:
             raise ModelError(f"{path}: tensors '{last}' and '{name}' overlap")
-        end, last = placed.offset + placed.size_bytes, name
+        end, last = placed.place.offset + placed.place.num_bytes, name

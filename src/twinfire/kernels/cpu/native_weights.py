@@ -1,8 +1,8 @@
 """Weights of one model as the native kernels read them.
 
 Implements `WeightOps`: first every matrix is only declared, because how it is packed depends on
-how the model uses it; `pack` then finds all of them packed by an earlier start, or reads each from
-its mapping once, on all threads.
+how the model uses it; `pack` then finds all of them packed by an earlier start, or loads them from
+their files.
 """
 
 from __future__ import annotations
@@ -16,24 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfire.artifacts.tensors import MappedTensor
-from twinfire.kernels.cpu._native import PackedMatrix, allocate_bytes, pack_panels
+from twinfire.kernels.cpu._native import PackedMatrix
 from twinfire.kernels.cpu.packed_file import MatrixShape
+from twinfire.kernels.cpu.slabs import Bytes, DeclaredMatrix, Float32Array
 from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.cpu.weight_formats import packed_format
+from twinfire.kernels.cpu.weight_loader import load_panels
 from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
 from twinfire.protocol.worker_config import Quantization
 
-Bytes = npt.NDArray[np.uint8]
-Float32Array = npt.NDArray[np.float32]
-
-_PACKED_DIRECTLY = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 _PLAIN_TABLES = ("f32", "f16", "bf16")
-_PANELS_AT_ONCE = 16
-"""Small enough to share a model's largest matrix evenly, large enough to be worth a task."""
-
-_MATRICES_AHEAD = 8
-"""How far reading is ahead of packing: enough for a disk to be always busy."""
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +34,6 @@ class PlainTable:
 
     content: Bytes
     format: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredMatrix:
-    """A matrix before it is packed."""
-
-    parts: tuple[MappedTensor, ...]
-    biases: tuple[MappedTensor, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all parts."""
-        return sum(part.shape[0] for part in self.parts)
-
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return self.parts[0].shape[1]
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of all parts on disk."""
-        return sum(part.raw.nbytes for part in self.parts)
-
-    @property
-    def description(self) -> str:
-        """Which tensors these are and in what format."""
-        return ";".join(f"{t.name}:{t.format}" for t in (*self.parts, *self.biases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +93,7 @@ class NativeWeights:
 
     def vector(self, tensor: MappedTensor) -> VectorRef:
         """Keep a vector."""
-        self._vectors.append(np.ascontiguousarray(tensor.to_float32()))
+        self._vectors.append(np.ascontiguousarray(tensor.read_float32()))
         self._on_bytes(tensor.raw.nbytes)
         return VectorRef(len(self._vectors) - 1, tensor.shape[0])
 
@@ -150,9 +114,11 @@ class NativeWeights:
         shapes = [self._shape(d, uses.get(i, MatrixUse())) for i, d in enumerate(declared)]
         places = {}
         for index, table in enumerate(self._tables):
-            if table.format not in _PLAIN_TABLES:
-                places[index] = self._place_of_table(table, declared, shapes)
-        matrices = self._loaded(declared, shapes) or self._packed(declared, shapes)
+            place = self._place_of_table(table, declared, shapes)
+            if place is not None:
+                places[index] = place
+        plain = [table for index, table in enumerate(self._tables) if index not in places]
+        matrices = self._loaded(declared, shapes, plain) or self._packed(declared, shapes, plain)
         self._matrices = matrices[: len(self._declared)]
         self._packed_tables = {index: matrices[place] for index, place in places.items()}
 
@@ -184,11 +150,17 @@ class NativeWeights:
 
     def _place_of_table(
         self, table: MappedTensor, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
-    ) -> int:
-        """Return which matrix holds the rows of `table`, added to both lists if none does."""
+    ) -> int | None:
+        """Return which matrix holds the rows of `table`, None if they are best read from the file.
+
+        Rows that have to be decoded get a matrix of their own where no other holds them.
+        """
         for index, (matrix, shape) in enumerate(zip(declared, shapes, strict=True)):
-            if [part.name for part in matrix.parts] == [table.name] and not shape.gated:
+            is_table = [part.name for part in matrix.parts] == [table.name] and not shape.gated
+            if is_table and (table.format not in _PLAIN_TABLES or table.format == shape.format):
                 return index
+        if table.format in _PLAIN_TABLES:
+            return None
         declared.append(DeclaredMatrix((table,), ()))
         shapes.append(self._shape(declared[-1], MatrixUse(is_head=True)))
         return len(declared) - 1
@@ -200,65 +172,37 @@ class NativeWeights:
         return MatrixShape(format_name, rows, width, use.is_gated, has_bias)
 
     def _loaded(
-        self, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
+        self,
+        declared: list[DeclaredMatrix],
+        shapes: list[MatrixShape],
+        plain: list[MappedTensor],
     ) -> list[PackedMatrix] | None:
         if self._cache is None:
             return None
         self._sources = "|".join(matrix.description for matrix in declared)
         with self._threads() as pool:
             found = self._cache.load(shapes, self._sources, pool)
-        if found is None:
-            return None
+            if found is None:
+                return None
+            for table in plain:
+                pool.submit(table.read_ahead)
         self._on_bytes(sum(matrix.disk_bytes for matrix in declared))
         return [shape.over(panels) for shape, panels in zip(shapes, found, strict=True)]
 
     def _packed(
-        self, declared: list[DeclaredMatrix], shapes: list[MatrixShape]
+        self,
+        declared: list[DeclaredMatrix],
+        shapes: list[MatrixShape],
+        plain: list[MappedTensor],
     ) -> list[PackedMatrix]:
-        matrices = []
-        with self._threads() as pool, ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
-            for matrix in declared[:_MATRICES_AHEAD]:
-                reader.submit(_touch, matrix)
-            for index, (matrix, shape) in enumerate(zip(declared, shapes, strict=True)):
-                for later in declared[index + _MATRICES_AHEAD : index + _MATRICES_AHEAD + 1]:
-                    reader.submit(_touch, later)
-                matrices.append(self._packed_matrix(pool, matrix, shape))
-        return matrices
-
-    def _packed_matrix(
-        self, pool: ThreadPoolExecutor, declared: DeclaredMatrix, shape: MatrixShape
-    ) -> PackedMatrix:
-        panels = allocate_bytes(shape.num_bytes)
-        matrix = shape.over(panels)
-        parts = [_source(part) for part in declared.parts]
-        has_bias = bool(declared.biases)
-        bias = np.concatenate([b.to_float32() for b in declared.biases]) if has_bias else None
-        starts = range(0, matrix.num_panels, _PANELS_AT_ONCE)
-
-        def fill(first: int) -> None:
-            last = min(first + _PANELS_AT_ONCE, matrix.num_panels)
-            pack_panels(matrix, panels, parts, bias, first, last)
-
-        list(pool.map(fill, starts))
+        matrices = list(zip(declared, shapes, strict=True))
+        panels = load_panels(matrices, plain, self._num_threads, self._on_bytes)
         if self._cache is not None:
-            self._unsaved.append((shape, panels))
-        self._on_bytes(declared.disk_bytes)
-        return matrix
+            self._unsaved = list(zip(shapes, panels, strict=True))
+        return [shape.over(content) for shape, content in zip(shapes, panels, strict=True)]
 
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="pack")
-
-
-def _touch(matrix: DeclaredMatrix) -> None:
-    """Read a matrix from disk, so that the threads that pack find it in memory."""
-    for part in matrix.parts:
-        _content(part.raw)[::_PAGE_BYTES].max()
-
-
-def _source(part: MappedTensor) -> tuple[str, Bytes]:
-    if part.format in _PACKED_DIRECTLY:
-        return part.format, _content(part.raw)
-    return "f32", _content(part.to_float32())
+        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="verify")
 
 
 def _content(array: npt.NDArray[np.generic]) -> Bytes:
