@@ -23,8 +23,7 @@ class DirectWriter:
         self._flow = cycle.flow
         self._transport = cycle.transport
 
-    @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a chunk of the body may be written now: begun, not ended, nothing held up."""
         cycle = self._cycle
         return bool(

@@ -140,10 +140,10 @@ class Exchange:
         self._last_sent_s = time.monotonic()
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
-    @property
     def takes_events(self) -> bool:
         """Whether `write_events` may be called now: the stream runs and the client keeps up."""
-        return self._stream_started and self._writer is not None and self._writer.ready
+        writer = self._writer
+        return writer is not None and self._stream_started and writer.is_ready()
 
     def write_events(self, frames: bytes) -> None:
         """Send whole server-sent events of a stream that takes them."""

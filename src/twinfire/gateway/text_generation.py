@@ -67,8 +67,7 @@ class PromptReady:
 class TextSink(Protocol):
     """Whoever can take text the moment it comes, without a task waking up for each piece."""
 
-    @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `take` may be called now; what comes meanwhile is iterated."""
         ...
 
@@ -92,6 +91,7 @@ class TextGeneration:
             for choice in range(job.n)
         ]
         self._generations: list[Generation] = []
+        self._sink: TextSink | None = None
         self._num_unfinished = len(self._choices)
         self._iterating = False
         """Whether an event that was iterated is still being handled."""
@@ -104,7 +104,8 @@ class TextGeneration:
         try:
             self._submit()
             if len(self._generations) == 1:
-                self._generations[0].offer_to(lambda event: self._take(sink, event))
+                self._sink = sink
+                self._generations[0].offer_to(self._take)
             async with aclosing(_merge(self._generations)) as merged:
                 async for prompt_index, event in merged:
                     self._iterating = True
@@ -127,9 +128,11 @@ class TextGeneration:
             for generation in self._generations:
                 generation.cancel()
 
-    def _take(self, sink: TextSink, event: Event) -> bool:
-        """Give `sink` the text of an event, unless something has to be awaited for it."""
-        if self._iterating or not sink.ready or not isinstance(event, ChoiceDelta):
+    def _take(self, event: Event) -> bool:
+        """Give the sink the text of an event, unless something has to be awaited for it."""
+        sink = self._sink
+        assert sink is not None, "nothing was offered before there was a sink"
+        if self._iterating or not isinstance(event, ChoiceDelta) or not sink.is_ready():
             return False
         delta = self._text_of(0, event)
         if delta is not None:

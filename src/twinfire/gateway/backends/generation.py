@@ -33,11 +33,20 @@ class LinkGeneration:
                 return
             if event.finish_reason is not None:
                 self._live_choices.discard(event.choice)
-        if self._take is None or self._events or not self._taken(self._take, event):
-            self._events.append(event)
-            self._wake.set()
-        elif not self._live_choices:
-            self._wake.set()
+        if self._take is not None and not self._events:
+            try:
+                taken = self._take(event)
+            except Exception as error:
+                # A fault of this request's consumer, which must not reach the link's others.
+                self._take = None
+                self.fail(error)
+                return
+            if taken:
+                if not self._live_choices:
+                    self._wake.set()
+                return
+        self._events.append(event)
+        self._wake.set()
 
     def offer_to(self, take: Take) -> None:
         """Let `take` have each event before it is kept, whenever none is kept."""
@@ -61,15 +70,6 @@ class LinkGeneration:
         )
         self._send_cancel(choice)
         self._wake.set()
-
-    def _taken(self, take: Take, event: Event) -> bool:
-        """Whether `take` has handled the event; what it raises is its own request's fault only."""
-        try:
-            return take(event)
-        except Exception as error:
-            self._take = None
-            self.fail(error)
-            return True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield events in order until every choice has ended."""

@@ -116,10 +116,9 @@ class _StreamSink:
         self.pending = b""
         """Events that go out with the first text."""
 
-    @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether text may be written now."""
-        return self._exchange.takes_events and not self.pending
+        return not self.pending and self._exchange.takes_events()
 
     def take(self, delta: TextDelta) -> None:
         """Write what the choice gained."""
@@ -146,10 +145,12 @@ async def collect(
 class _CollectingSink:
     """Keeps all text."""
 
-    ready = True
-
     def __init__(self, num_choices: int) -> None:
         self.choices = [CollectedChoice() for _ in range(num_choices)]
+
+    def is_ready(self) -> bool:
+        """Always."""
+        return True
 
     def take(self, delta: TextDelta) -> None:
         """Add what the choice gained."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from twinfire.gateway.text.detokenizer import Detokenizer
 from twinfire.gateway.text.stop_strings import StopScanner, StopStrings
 from twinfire.gateway.text.token_logprobs import TokenLogprob, unpack_logprobs
@@ -44,8 +46,7 @@ class ShownToken:
     logprob: TokenLogprob | None
 
 
-@dataclass(slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct):
     """What a client sees more of one choice."""
 
     index: int
