@@ -165,10 +165,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     peer: Peer | None = None
     """Where other workers reach this one; None where it exchanges no KV."""
     max_num_batched_tokens: int = 0
+    draining: bool = False
+    """It takes nothing new; what it was given goes on."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The worker takes requests from now on."""
+    """The worker takes requests from now on; sent again when its role changes or it drains."""
 
     info: WorkerInfo
 

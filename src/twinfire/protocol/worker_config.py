@@ -30,7 +30,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     served_name: str
     socket_path: str
-    """Unix socket that the worker listens on."""
+    """Unix socket that the worker listens on; empty where it only joins gateways."""
     role: Role = "mixed"
     dtype: Dtype = "auto"
     """auto is bf16; on torch f32 where the weights are."""
@@ -69,6 +69,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether moved blocks are checked against their crc32."""
     niceness: int = 0
     """Added to the process's own."""
+    supervised: bool = True
+    """Whether the worker ends when its standard input closes, as it does when its parent ends."""
     faults: str = ""
     """Fault points to arm, for tests (`transfer.fault_points`)."""
 
