@@ -26,6 +26,7 @@ from twinfire.protocol.messages import (
     ToWorker,
     WorkerCommand,
 )
+from twinfire.worker.frame_writer import FrameWriter
 
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
 """What may wait for one gateway before it is dropped."""
@@ -84,13 +85,13 @@ class LinkServer:
 
     def send(self, gateway_id: str, message: ToGateway) -> None:
         """Send to one gateway; nothing happens when it is gone. Never blocks."""
-        frame = encode_frame(message)
-        self._loop.call_soon_threadsafe(self._write, gateway_id, frame)
+        link = self._links.get(gateway_id)
+        if link is not None:
+            link.write(encode_frame(message))
 
     def broadcast(self, message: ToGateway) -> None:
         """Send to every connected gateway."""
-        frame = encode_frame(message)
-        self._loop.call_soon_threadsafe(self._write_all, frame)
+        self._write_all(encode_frame(message))
 
     def wait_for_gateway(self, timeout_s: float) -> bool:
         """Wait until a gateway has connected; return whether one has."""
@@ -108,8 +109,9 @@ class LinkServer:
         replaced = self._links.pop(gateway_id, None)
         if replaced is not None:
             replaced.close()
-        self._links[gateway_id] = link
+        # First of all: from then on other threads may write to it.
         link.write(encode_frame(self._greeting))
+        self._links[gateway_id] = link
         self._has_gateway.set()
 
     def received(self, gateway_id: str, message: WorkerCommand) -> None:
@@ -126,7 +128,7 @@ class LinkServer:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(
-                self._loop.create_unix_server(lambda: _Link(self), self._socket_path)
+                self._loop.create_unix_server(lambda: _Link(self, self._loop), self._socket_path)
             )
             os.chmod(self._socket_path, 0o600)
         except OSError as error:
@@ -140,11 +142,6 @@ class LinkServer:
     def _announce(self, state: Loading | Ready | Failed) -> None:
         self._greeting = state
         self._write_all(encode_frame(state))
-
-    def _write(self, gateway_id: str, frame: bytes) -> None:
-        link = self._links.get(gateway_id)
-        if link is not None:
-            link.write(frame)
 
     def _write_all(self, frame: bytes) -> None:
         for link in list(self._links.values()):
@@ -163,21 +160,24 @@ class LinkServer:
 class _Link(asyncio.Protocol):
     """One connection. A frame that cannot be from a healthy peer closes it and nothing else."""
 
-    def __init__(self, server: LinkServer) -> None:
+    def __init__(self, server: LinkServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
+        self._loop = loop
         self._decoder: FrameDecoder[ToWorker] = worker_side_decoder()
-        self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._gateway_id: str | None = None
 
     @property
     def unread_bytes(self) -> int:
         """Bytes written that the gateway has not taken."""
-        return self._transport.get_write_buffer_size() if self._transport else 0
+        return self._writer.unread_bytes if self._writer else 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the transport."""
-        # A loop's transports need not derive from asyncio's; uvloop's do not.
-        self._transport = cast(asyncio.Transport, transport)
+        """Make a writer."""
+        # A loop's transports need not derive from asyncio's.
+        self._writer = FrameWriter(
+            cast(asyncio.Transport, transport), self._loop, self._server.max_unread_bytes
+        )
 
     def data_received(self, data: bytes) -> None:
         """Decode and hand over."""
@@ -190,22 +190,25 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a gateway that had introduced itself."""
+        if self._writer is not None:
+            self._writer.closed()
         if self._gateway_id is not None:
             self._server.left(self._gateway_id, self)
 
+    def resume_writing(self) -> None:
+        """All that was buffered is written."""
+        if self._writer is not None:
+            self._writer.flushed()
+
     def write(self, frame: bytes) -> None:
-        """Buffer a frame; drop the gateway when it has too much unread."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._transport.write(frame)
-        if self.unread_bytes > self._server.max_unread_bytes:
-            log.warning("dropping gateway %s: it does not read", self._gateway_id)
-            self._transport.abort()
+        """Send a frame, from any thread; a gateway that leaves too much unread is dropped."""
+        if self._writer is not None:
+            self._writer.write(frame)
 
     def close(self) -> None:
         """Close after what is buffered has been written."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _handle(self, message: ToWorker) -> None:
         if isinstance(message, Hello):
