@@ -1,0 +1,51 @@
+"""Every number that routing can be told, with what it is when nobody says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinfire.gateway.routing.route import PdPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """Times in seconds. Priors hold until something has been measured."""
+
+    pd_policy: PdPolicy = "auto"
+    short_suffix_tokens: int = 64
+    """A prompt of which the decode worker lacks at most this is never handed over."""
+    interference_weight: float = 0.5
+    """What a second of waiting costs a running stream, beside a second of the new request's."""
+    session_escape_s: float = 0.5
+    """A session leaves its workers when they cost this much more than the best."""
+    first_home_escape_s: float = 0.05
+    """The same for a session that has not been served here yet and has nothing cached."""
+    session_ttl_s: float = 3600.0
+    max_sessions: int = 100_000
+    tie_s: float = 0.001
+    """Costs nearer than this are equal, and the worker unused for longest is taken."""
+    max_prefill_queue_s: float = 2.0
+    """A worker with this much prompt work is given no more; what comes waits in the gateway."""
+    max_kv_fill: float = 0.95
+    """Part of a worker's blocks that may be charged."""
+    max_indexed_blocks: int = 4_000_000
+    """Blocks that the prefix index remembers, counted once per worker that holds them."""
+    speculation_s: float = 2.0
+    """How long a choice counts as a cache hit to come."""
+    min_pull_blocks: int = 4
+    """Fewer blocks are not worth a pull."""
+    pull_overhead_s: float = 0.005
+    hand_off_overhead_s: float = 0.01
+    """What a hand-off adds beside the bytes."""
+    prior_prefill_tokens_per_s: float = 1000.0
+    prior_decode_step_s: float = 0.02
+    prior_output_tokens: int = 256
+    prior_transfer_bytes_per_s: float = 500e6
+    ageing_s: float = 10.0
+    """Waiting this long in the queue is worth one step of priority."""
+    max_passed_s: float = 1.0
+    """Nobody passes a request that has waited this long at the head of the queue."""
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 8_000_000
+    no_worker_wait_s: float = 5.0
+    """How long a queued request waits for a worker where there is none."""

@@ -1,0 +1,158 @@
+"""The workers of one model, by what may be asked of them.
+
+Keeps the lists that every decision starts from, so that a decision does not walk the whole pool to
+find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from twinfire.gateway.routing.route import NoWorker, PdPolicy, RouteReason, RouteRequest
+from twinfire.gateway.routing.routing_settings import RoutingSettings
+from twinfire.gateway.routing.worker_state import WorkerState
+from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.messages import Load, Role, WorkerInfo
+
+
+class WorkerPool:
+    """All lives of workers that serve one model."""
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self._settings = settings
+        self._workers: dict[str, WorkerState] = {}
+        self._measured: set[str] = set()
+        self._decoders: list[WorkerState] = []
+        self._prefillers: list[WorkerState] = []
+        self._only_prefillers: list[WorkerState] = []
+        self.block_size = 1
+        """Tokens; equal on all workers of a model."""
+
+    def __iter__(self) -> Iterator[WorkerState]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def can_serve(self) -> bool:
+        """Whether any worker may be asked."""
+        return bool(self._decoders or self._prefillers)
+
+    def get(self, instance_id: str) -> WorkerState | None:
+        """Return a worker's state, None when it has left."""
+        return self._workers.get(instance_id)
+
+    def add(self, info: WorkerInfo) -> None:
+        """Add an instance without any load."""
+        self.remove(info.instance_id)
+        state = WorkerState(info, self._settings.prior_decode_step_s)
+        state.prefill_tokens_per_s = self._prior_rate()
+        self._workers[info.instance_id] = state
+        self.block_size = info.block_size
+        self._sort()
+
+    def remove(self, instance_id: str) -> None:
+        """Drop an instance; unknown ids are ignored."""
+        self._workers.pop(instance_id, None)
+        self._measured.discard(instance_id)
+        self._sort()
+
+    def change(self, instance_id: str, *, role: Role | None, draining: bool | None) -> None:
+        """Set what is given; unknown ids are ignored."""
+        worker = self._workers.get(instance_id)
+        if worker is not None:
+            worker.role = worker.role if role is None else role
+            worker.draining = worker.draining if draining is None else draining
+            self._sort()
+
+    def observe_load(self, instance_id: str, load: Load, now_s: float) -> bool:
+        """Take a report; return whether the worker may have got room for what waits."""
+        worker = self._workers.get(instance_id)
+        if worker is None:
+            return False
+        before = worker.decode.load
+        worker.observe_load(load, now_s)
+        if load.prefill_tokens_per_s > 0 and instance_id not in self._measured:
+            self._measured.add(instance_id)
+            for other in self._workers.values():
+                if other.instance_id not in self._measured:
+                    other.prefill_tokens_per_s = self._prior_rate()
+        return worker.decode.load < before or self.is_awaited_no_more(worker)
+
+    def candidates(
+        self, exclude: frozenset[str], policy: PdPolicy
+    ) -> tuple[Sequence[WorkerState], Sequence[WorkerState], RouteReason | None]:
+        """Return who may decode, who may compute prompts for them, and a reason that is certain.
+
+        Any worker does both where the pool for a stage is empty. Mixed workers compute prompts for
+        others only beside prefill workers, or when every prompt is to be handed over.
+        """
+        decoders: Sequence[WorkerState] = self._decoders
+        prefillers: Sequence[WorkerState] = self._only_prefillers
+        if prefillers or policy == "always":
+            prefillers = self._prefillers
+        if exclude:
+            decoders = [one for one in decoders if one.instance_id not in exclude]
+            prefillers = [one for one in prefillers if one.instance_id not in exclude]
+        if not decoders and prefillers:
+            return prefillers, (), "no_decode_worker"
+        if not decoders:
+            raise NoWorker("no worker can take this request now")
+        return decoders, (() if policy == "never" else prefillers), None
+
+    def has_room(self, worker: WorkerState, num_blocks: int) -> bool:
+        """Whether a request of so many blocks can be decoded there now; an empty one always can."""
+        load = worker.decode.load
+        return not load or load + num_blocks <= self._settings.max_kv_fill * worker.num_blocks
+
+    def takes_prompts(self, worker: WorkerState) -> bool:
+        """Whether the prompt queue is short enough for one more; if not, it is awaited."""
+        limit = self._settings.max_prefill_queue_s * worker.prefill_tokens_per_s
+        worker.is_awaited = worker.prefill.load > limit
+        return not worker.is_awaited
+
+    def is_awaited_no_more(self, worker: WorkerState) -> bool:
+        """Whether somebody was refused for its prompt queue and would not be now."""
+        return worker.is_awaited and self.takes_prompts(worker)
+
+    def check_can_ever_fit(self, request: RouteRequest) -> None:
+        """Raise InvalidRequest when the request is longer than every worker's limits."""
+        if not self._workers:
+            return
+        prompt, total = request.num_prompt_tokens, request.num_prompt_tokens + request.max_tokens
+        longest = max(one.info.max_model_len for one in self._workers.values())
+        largest = max(one.num_blocks for one in self._workers.values())
+        param = "prompt" if prompt >= longest else "max_tokens"
+        size = f"this request needs {total} tokens ({prompt} prompt, {total - prompt} output)"
+        if total > longest:
+            raise InvalidRequest(
+                f"{size}; the longest that any worker takes is {longest}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        # The last token drawn is never computed, so it needs no room.
+        needed = -(-max(prompt, total - 1) // self.block_size)
+        if needed > largest:
+            raise InvalidRequest(
+                f"{size}, which is {needed} KV blocks of {self.block_size}; the most that any "
+                f"worker has is {largest}",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def prefill_drain_s(self, queued_tokens: int) -> float:
+        """Seconds until the workers have computed what they have and `queued_tokens`."""
+        workers = self._prefillers or self._decoders
+        rate = sum(one.prefill_tokens_per_s for one in workers)
+        tokens = queued_tokens + sum(one.prefill.load for one in workers)
+        return tokens / rate if rate else 0.0
+
+    def _prior_rate(self) -> float:
+        rates = [self._workers[name].prefill_tokens_per_s for name in self._measured]
+        return sum(rates) / len(rates) if rates else self._settings.prior_prefill_tokens_per_s
+
+    def _sort(self) -> None:
+        usable = [one for one in self._workers.values() if not one.draining]
+        self._decoders = [one for one in usable if one.role != "prefill"]
+        self._prefillers = [one for one in usable if one.role != "decode"]
+        self._only_prefillers = [one for one in usable if one.role == "prefill"]
