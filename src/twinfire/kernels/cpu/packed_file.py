@@ -1,4 +1,4 @@
-"""A file of packed matrices that is used where it lies, mapped.
+"""A file of packed matrices, each read once into the memory that the kernels use.
 
     magic, header length u64, sha256 of the header, header (JSON), then the panels of each matrix
     from the next multiple of 4096 on
@@ -10,10 +10,10 @@ whose kernels alone read them.
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfire.kernels.cpu._native import PackedMatrix
+from twinfire.kernels.cpu.panel_memory import aligned
 
 Bytes = npt.NDArray[np.uint8]
 
 MAGIC = b"TWFPACK1"
-ALIGNMENT = 4096
 WRITE_BYTES = 4 << 20
+READ_BYTES = 1 << 19
+"""Still in the second-level cache when it is summed."""
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = 32
 _PREFIX_BYTES = len(MAGIC) + _LENGTH_BYTES + _DIGEST_BYTES
@@ -71,7 +73,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 def packed_file_bytes(shapes: Iterable[MatrixShape]) -> int:
     """Return about what a file of such matrices takes."""
-    return sum(_aligned(shape.num_bytes) for shape in shapes)
+    return sum(aligned(shape.num_bytes) for shape in shapes)
 
 
 def write_packed(
@@ -84,7 +86,7 @@ def write_packed(
     file.write(MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + sha256(header).digest())
     file.write(header)
     for _, panels in matrices:
-        file.seek(_aligned(file.tell()))
+        file.seek(aligned(file.tell()))
         for start in range(0, len(panels), WRITE_BYTES):
             file.write(panels[start : start + WRITE_BYTES].data)
             after_write()
@@ -92,73 +94,90 @@ def write_packed(
 
 
 class PackedFile:
-    """A mapped file; its arrays keep the mapping alive. DamagedFile or OSError when there is none.
+    """An open file, to be closed. DamagedFile or OSError when there is none.
 
-    Only `verify` looks at the panels.
+    Only `read` looks at the panels.
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < _PREFIX_BYTES:
-                raise DamagedFile("it is too short")
-            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._entries = _read_header(self._mapping).entries
-        self._mapping.madvise(mmap.MADV_WILLNEED)
+        self._file = path.open("rb", buffering=0)
+        try:
+            self._entries = _read_header(self._file).entries
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; what was read stays."""
+        self._file.close()
 
     @property
     def shapes(self) -> list[MatrixShape]:
         """Of every matrix."""
         return [entry.shape for entry in self._entries]
 
-    def panels(self, index: int) -> Bytes:
-        """Return the panels of a matrix, read-only."""
-        entry = self._entries[index]
-        return np.frombuffer(self._mapping, np.uint8, entry.shape.num_bytes, entry.offset)
+    def read(self, index: int, panels: Bytes) -> None:
+        """Read the panels of a matrix; DamagedFile unless they are those that were written.
 
-    def verify(self, index: int) -> None:
-        """Read the panels of a matrix; DamagedFile unless they are those that were written."""
-        if _checksum(self.panels(index)) != self._entries[index].checksum:
+        Threads may read at once.
+        """
+        entry = self._entries[index]
+        if _checksum(self._pieces(entry.offset, panels)) != entry.checksum:
             raise DamagedFile(f"matrix {index} has changed")
+
+    def _pieces(self, offset: int, panels: Bytes) -> Iterator[Bytes]:
+        for start in range(0, len(panels), READ_BYTES):
+            piece = panels[start : start + READ_BYTES]
+            if os.preadv(self._file.fileno(), [piece.data], offset + start) != len(piece):
+                raise DamagedFile("it is cut off")
+            yield piece
 
 
 def _encoded_header(matrices: Sequence[tuple[MatrixShape, Bytes]]) -> bytes:
-    checksums = [_checksum(panels) for _, panels in matrices]
+    checksums = [_checksum([panels]) for _, panels in matrices]
     shapes = [shape for shape, _ in matrices]
     # Offsets are numbers in the header, so its length depends on them: room is left for the widest.
     widest = [_Entry(s, 1 << 62, c) for s, c in zip(shapes, checksums, strict=True)]
-    offset = _aligned(_PREFIX_BYTES + len(msgspec.json.encode(_Header(1 << 62, widest))))
+    offset = aligned(_PREFIX_BYTES + len(msgspec.json.encode(_Header(1 << 62, widest))))
     entries, end = [], offset
     for shape, checksum in zip(shapes, checksums, strict=True):
         entries.append(_Entry(shape, offset, checksum))
         end = offset + shape.num_bytes
-        offset = _aligned(end)
+        offset = aligned(end)
     header = msgspec.json.encode(_Header(end, entries))
     return header.ljust(entries[0].offset - _PREFIX_BYTES)
 
 
-def _read_header(mapping: mmap.mmap) -> _Header:
-    if mapping[: len(MAGIC)] != MAGIC:
+def _read_header(file: RawIOBase) -> _Header:
+    num_bytes = os.fstat(file.fileno()).st_size
+    prefix = os.pread(file.fileno(), _PREFIX_BYTES, 0)
+    if len(prefix) < _PREFIX_BYTES:
+        raise DamagedFile("it is too short")
+    if prefix[: len(MAGIC)] != MAGIC:
         raise DamagedFile("it begins otherwise")
-    length = int.from_bytes(mapping[len(MAGIC) : len(MAGIC) + _LENGTH_BYTES], "little")
-    if length > min(_MAX_HEADER_BYTES, len(mapping)):
+    length = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + _LENGTH_BYTES], "little")
+    if length > min(_MAX_HEADER_BYTES, num_bytes):
         raise DamagedFile("its header is cut off")
-    content = mapping[_PREFIX_BYTES : _PREFIX_BYTES + length]
-    if sha256(content).digest() != mapping[_PREFIX_BYTES - _DIGEST_BYTES : _PREFIX_BYTES]:
+    content = os.pread(file.fileno(), length, _PREFIX_BYTES)
+    if sha256(content).digest() != prefix[-_DIGEST_BYTES:]:
         raise DamagedFile("its header has changed")
     header = msgspec.json.decode(content, type=_Header)
-    if header.file_bytes != len(mapping):
-        raise DamagedFile(f"it has {len(mapping)} bytes of {header.file_bytes}")
+    if header.file_bytes != num_bytes:
+        raise DamagedFile(f"it has {num_bytes} bytes of {header.file_bytes}")
     return header
 
 
-def _checksum(content: Bytes) -> str:
-    """Sums of 64 KiB each, digested together: as fast as memory, and damage shows in a sum."""
-    words = content.view(np.uint64)
-    num_whole = len(words) // _WORDS_PER_SUM * _WORDS_PER_SUM
-    sums = words[:num_whole].reshape(-1, _WORDS_PER_SUM).sum(axis=1, dtype=np.uint64)
-    rest = words[num_whole:].sum(dtype=np.uint64)
-    return sha256(sums.tobytes() + rest.tobytes()).hexdigest()
+def _checksum(pieces: Iterable[Bytes]) -> str:
+    """Sums of 64 KiB each, digested together: as fast as memory, and damage shows in a sum.
 
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    All pieces but the last are whole multiples of 64 KiB.
+    """
+    digest, rest = sha256(), np.uint64(0)
+    for piece in pieces:
+        words = piece.view(np.uint64)
+        num_whole = len(words) // _WORDS_PER_SUM * _WORDS_PER_SUM
+        sums = words[:num_whole].reshape(-1, _WORDS_PER_SUM).sum(axis=1, dtype=np.uint64)
+        digest.update(sums.tobytes())
+        rest = words[num_whole:].sum(dtype=np.uint64)
+    digest.update(rest.tobytes())
+    return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 A file's name is a digest of everything that its bytes follow from, so a file is right or is not
 found. Files appear whole, under a name of their own until they are on disk, and are only ever
-replaced or removed, never changed: others may have them mapped. Whatever goes wrong here costs
+replaced or removed, never changed: others may be reading them. Whatever goes wrong here costs
 time, never a start: it is logged and the weights are packed anew.
 """
 
@@ -28,6 +28,7 @@ from twinfire.kernels.cpu.packed_file import (
     packed_file_bytes,
     write_packed,
 )
+from twinfire.kernels.cpu.panel_memory import allocate_panels
 
 SUFFIX = ".packed"
 WORK_SUFFIX = ".writing"
@@ -52,14 +53,15 @@ class WeightCache:
     ) -> list[Bytes] | None:
         """Return the panels of such matrices made from `sources`, None when there is no good file.
 
-        They lie in the mapped file, and every byte of it has been checked.
+        Every byte has been checked.
         """
         path = self._path(shapes, sources)
         try:
-            file = PackedFile(path)
-            if file.shapes != list(shapes):
-                raise DamagedFile("it holds other matrices")
-            list(pool.map(file.verify, range(len(shapes))))
+            with contextlib.closing(PackedFile(path)) as file:
+                if file.shapes != list(shapes):
+                    raise DamagedFile("it holds other matrices")
+                panels = allocate_panels([shape.num_bytes for shape in shapes])
+                list(pool.map(file.read, range(len(shapes)), panels))
         except FileNotFoundError:
             return None
         except (OSError, DamagedFile) as error:
@@ -69,7 +71,7 @@ class WeightCache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # What was used last is removed last.
-        return [file.panels(index) for index in range(len(shapes))]
+        return panels
 
     def save(
         self,

@@ -21,6 +21,7 @@ from twinfire.artifacts.mapped_file import MappedFile
 from twinfire.artifacts.tensors import MappedTensor
 from twinfire.kernels.cpu._native import allocate_bytes, pack_panels
 from twinfire.kernels.cpu.packed_file import MatrixShape
+from twinfire.kernels.cpu.panel_memory import allocate_panels
 from twinfire.kernels.cpu.slabs import Bytes, DeclaredMatrix, RowSpan, Slab, cut
 
 SLAB_BYTES = 2 << 20
@@ -41,7 +42,7 @@ def load_panels(
     The file pages of `tables`, whether matrices or not, get into the page cache; others may not.
     `on_bytes` is called on the caller's thread. ModelError when a file ends before its tensors.
     """
-    panels = [allocate_bytes(shape.num_bytes) for _, shape in matrices]
+    panels = allocate_panels([shape.num_bytes for _, shape in matrices])
     slabs = [
         slab
         for (declared, shape), out in zip(matrices, panels, strict=True)
