@@ -11,15 +11,15 @@ queueing barrier that rises without bound as the cache fills.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twinfire.gateway.routing.demand import Demand
 from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.gateway.routing.worker_state import WorkerState
 
-_MAX_FILL = 0.99
+_MIN_FREE = 0.01
 _TRANSFER_MEMORY = 0.9
 """Weight of what was known when a transfer is measured."""
-_CHUNK_BLOCKS = 32
-"""Blocks of a prompt's last chunk where the worker does not say."""
 
 
 class CostModel:
@@ -47,43 +47,59 @@ class CostModel:
         if missing < self._settings.min_pull_blocks:
             return 0.0
         computing_s = missing * demand.block_size / worker.prefill_tokens_per_s
-        pulling_s = self._settings.pull_overhead_s + self.transfer_s(missing, demand)
+        pulling_s = missing * self.transfer_s(1, demand) + self._settings.pull_overhead_s
         return max(computing_s - pulling_s, 0.0)
 
     def compute_s(self, worker: WorkerState, demand: Demand) -> float:
         """Seconds until `worker`, if it did nothing else, would have the prompt's KV."""
-        cached = demand.cached_blocks.get(worker.instance_id, 0)
-        uncached = demand.num_tokens - cached * demand.block_size
-        seconds = uncached / worker.prefill_tokens_per_s
-        if demand.most_cached_blocks > cached:
-            seconds -= self.pull_gain_s(worker, demand)
-        return seconds
+        uncached = demand.uncached_tokens(worker.instance_id)
+        return uncached / worker.prefill_tokens_per_s - self.pull_gain_s(worker, demand)
 
-    def prompt_s(self, worker: WorkerState, demand: Demand) -> float:
-        """Seconds until `worker` has computed the prompt, with what it costs streams there."""
-        own_s = self.compute_s(worker, demand)
-        streams = worker.num_streams
-        if streams:
-            own_s *= 1 + self._settings.interference_weight * streams
-        return worker.prefill.load / worker.prefill_tokens_per_s + own_s
+    def prompt_s(self, workers: Sequence[WorkerState], demand: Demand) -> list[float]:
+        """Seconds until each has computed the prompt, with what it costs the streams there."""
+        get, size, num_tokens = demand.cached_blocks.get, demand.block_size, demand.num_tokens
+        most, min_pull = demand.most_cached_blocks, self._settings.min_pull_blocks
+        block_s, overhead_s = self.transfer_s(1, demand), self._settings.pull_overhead_s
+        weight = self._settings.interference_weight
+        costs = []
+        for worker in workers:
+            rate = worker.prefill_tokens_per_s
+            cached = get(worker.instance_id, 0)
+            own_s = (num_tokens - cached * size) / rate
+            missing = most - cached
+            if missing >= min_pull and missing * (size / rate - block_s) > overhead_s:
+                own_s -= missing * (size / rate - block_s) - overhead_s
+            if worker.role != "prefill":
+                own_s *= 1 + weight * worker.num_streams
+            costs.append(worker.prefill.load / rate + own_s)
+        return costs
 
-    def hand_off_s(self, decode: WorkerState, compute_s: float, demand: Demand) -> float:
-        """Seconds that giving the prompt to `decode` adds to computing it elsewhere.
+    def hand_off_s(
+        self, workers: Sequence[WorkerState], compute_s: float, demand: Demand
+    ) -> list[float]:
+        """Seconds that giving the prompt to each adds to computing it elsewhere.
 
         Chunks move while the next is computed; the last one, and what the link is too slow for, is
         waited for.
         """
-        held = demand.cached_blocks.get(decode.instance_id, 0)
-        missing = -(-demand.num_tokens // demand.block_size) - held
-        chunk = decode.info.max_num_batched_tokens // demand.block_size or _CHUNK_BLOCKS
-        last_s = self.transfer_s(min(missing, chunk), demand)
-        hidden_s = max(self.transfer_s(missing, demand) - compute_s, 0.0)
-        return self._settings.hand_off_overhead_s + max(last_s, hidden_s)
+        get, size = demand.cached_blocks.get, demand.block_size
+        num_blocks = -(-demand.num_tokens // size)
+        block_s = self.transfer_s(1, demand)
+        overhead_s = self._settings.hand_off_overhead_s
+        costs = []
+        for worker in workers:
+            missing = num_blocks - get(worker.instance_id, 0)
+            last = min(missing, worker.chunk_blocks)
+            costs.append(overhead_s + max(last * block_s, missing * block_s - compute_s))
+        return costs
 
-    def decode_s(self, worker: WorkerState, demand: Demand) -> float:
-        """Seconds of the expected answer on `worker`, with the barrier."""
-        num_blocks = worker.decode.load + demand.num_blocks
-        fill = min(num_blocks / worker.num_blocks, _MAX_FILL)
-        step = worker.step_time
-        step_s = step.base_s + step.slope_s * num_blocks
-        return max(demand.num_expected_tokens, 1) * step_s / (1 - fill)
+    def decode_s(self, workers: Sequence[WorkerState], demand: Demand) -> list[float]:
+        """Seconds of the expected answer on each, with the barrier."""
+        num_tokens, added = max(demand.num_expected_tokens, 1), demand.num_blocks
+        costs = []
+        for worker in workers:
+            num_blocks = worker.decode.load + added
+            free = max(1 - num_blocks / worker.num_blocks, _MIN_FREE)
+            step = worker.step_time
+            costs.append(num_tokens * (step.base_s + step.slope_s * num_blocks) / free)
+        return costs

@@ -31,10 +31,9 @@ def decide_leg(
         return "always"
     if demand.uncached_tokens(decode.instance_id) <= settings.short_suffix_tokens:
         return "short_suffix"
-    alone_s = costs.prompt_s(decode, demand)
-    compute_s = costs.compute_s(prefill, demand)
-    hand_off_s = costs.hand_off_s(decode, compute_s, demand)
-    handed_over_s = costs.prompt_s(prefill, demand) + hand_off_s
+    alone_s, on_prefill_s = costs.prompt_s((decode, prefill), demand)
+    (hand_off_s,) = costs.hand_off_s((decode,), costs.compute_s(prefill, demand), demand)
+    handed_over_s = on_prefill_s + hand_off_s
     if handed_over_s < alone_s:
         return "cheaper"
     if not decode.num_streams and not decode.prefill.load:

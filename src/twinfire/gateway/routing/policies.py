@@ -7,6 +7,7 @@ taking the first of a list always overloads the first of the list.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import Protocol
 
 from twinfire.gateway.routing.costs import CostModel
@@ -121,8 +122,7 @@ class Balanced:
 
     def choose_prefill(self, demand: Demand, workers: Sequence[WorkerState]) -> WorkerState:
         """Return the worker that has the prompt computed first."""
-        prompt_s = self._costs.prompt_s
-        costs = [prompt_s(worker, demand) for worker in workers]
+        costs = self._costs.prompt_s(workers, demand)
         return self._cheapest(workers, costs, demand.home.prefill, demand)
 
     def choose_decode(
@@ -130,18 +130,16 @@ class Balanced:
     ) -> WorkerState:
         """Return the worker that would have the whole answer first, by the better way for each."""
         model = self._costs
+        decode_s = model.decode_s(workers, demand)
         if prefill is None:
-            costs = [model.decode_s(one, demand) + model.prompt_s(one, demand) for one in workers]
+            first_s = model.prompt_s(workers, demand)
         else:
-            elsewhere_s = model.prompt_s(prefill, demand)
-            compute_s = model.compute_s(prefill, demand)
-            may_be_alone = demand.pd_policy != "always"
-            costs = []
-            for one in workers:
-                first_s = elsewhere_s + model.hand_off_s(one, compute_s, demand)
-                if may_be_alone:
-                    first_s = min(first_s, model.prompt_s(one, demand))
-                costs.append(model.decode_s(one, demand) + first_s)
+            (elsewhere_s,) = model.prompt_s((prefill,), demand)
+            first_s = model.hand_off_s(workers, model.compute_s(prefill, demand), demand)
+            first_s = [elsewhere_s + one for one in first_s]
+            if demand.pd_policy != "always":
+                first_s = list(map(min, first_s, model.prompt_s(workers, demand)))
+        costs = list(map(add, decode_s, first_s))
         return self._cheapest(workers, costs, demand.home.decode, demand)
 
     def _cheapest(
@@ -152,16 +150,14 @@ class Balanced:
         demand: Demand,
     ) -> WorkerState:
         best_s = min(costs)
-        if home is not None:
+        if home is not None and home in workers:
             settings = self._settings
             is_warm = demand.home.is_bound
             escape_s = settings.session_escape_s if is_warm else settings.first_home_escape_s
-            for worker, cost in zip(workers, costs, strict=True):
-                if worker is home:
-                    if cost <= best_s + escape_s:
-                        self.num_kept_home += 1
-                        return worker
-                    self.num_escaped += 1
+            if costs[workers.index(home)] <= best_s + escape_s:
+                self.num_kept_home += 1
+                return home
+            self.num_escaped += 1
         limit_s = best_s + self._settings.tie_s
         equal = [one for one, cost in zip(workers, costs, strict=True) if cost <= limit_s]
         return min(equal, key=_last_used)

@@ -118,7 +118,7 @@ class Router:
         num_blocks = self._num_blocks(request, expected)
         policy = request.pd_policy or self.settings.pd_policy
         decoders, prefillers, reason = self.pool.candidates(request.exclude, policy)
-        decoders = [one for one in decoders if self.pool.has_room(one, num_blocks)]
+        decoders = self.pool.with_room(decoders, num_blocks)
         if not decoders:
             raise self._all_busy(request, num_blocks)
         now_s = self._clock()
@@ -145,10 +145,10 @@ class Router:
         reason: RouteReason | None,
         now_s: float,
     ) -> Route:
-        takes_prompts = self.pool.takes_prompts
-        if not prefillers:
-            decoders = [one for one in decoders if takes_prompts(one)] or decoders
-        prefillers = [one for one in prefillers if takes_prompts(one)] or prefillers
+        if prefillers:
+            prefillers = self.pool.with_short_queue(prefillers) or prefillers
+        else:
+            decoders = self.pool.with_short_queue(decoders) or decoders
         prefill = self._prefill(demand, prefillers, decoders[0] if len(decoders) == 1 else None)
         decode = self.policy.choose_decode(demand, decoders, prefill)
         if prefill is decode:
@@ -158,7 +158,7 @@ class Router:
         if reason not in HAND_OFF_REASONS:
             prefill = None
         computing = prefill or decode
-        if not takes_prompts(computing):
+        if not self.pool.with_short_queue((computing,)):
             raise self._all_busy(request, demand.num_blocks)
         self.tallies.reasons[reason] += 1
         self._num_choices += 1

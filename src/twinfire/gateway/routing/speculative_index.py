@@ -45,9 +45,10 @@ class SpeculativeIndex:
         """Raise in `depths` what the recent choices promise above it."""
         self._expire(now_s)
         for record in self._by_root.get(hashes[0], ()) if hashes else ():
-            shared = _common_length(hashes, record.hashes)
-            if shared > depths.get(record.holder, 0):
-                depths[record.holder] = shared
+            known, promised = depths.get(record.holder, 0), record.hashes
+            # Chained: when the next block differs, nothing beyond it is shared.
+            if known < len(hashes) and known < len(promised) and hashes[known] == promised[known]:
+                depths[record.holder] = _common_length(hashes, promised, known + 1)
 
     def _expire(self, now_s: float) -> None:
         while self._in_order and self._in_order[0][0] <= now_s:
@@ -59,8 +60,8 @@ class SpeculativeIndex:
                 self._by_root.pop(root, None)
 
 
-def _common_length(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    low, high = 0, min(len(left), len(right))
+def _common_length(left: Sequence[bytes], right: Sequence[bytes], at_least: int) -> int:
+    low, high = at_least, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) >> 1
         if left[middle - 1] == right[middle - 1]:

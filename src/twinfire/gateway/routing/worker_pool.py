@@ -100,20 +100,32 @@ class WorkerPool:
             raise NoWorker("no worker can take this request now")
         return decoders, (() if policy == "never" else prefillers), None
 
-    def has_room(self, worker: WorkerState, num_blocks: int) -> bool:
-        """Whether a request of so many blocks can be decoded there now; an empty one always can."""
-        load = worker.decode.load
-        return not load or load + num_blocks <= self._settings.max_kv_fill * worker.num_blocks
+    def with_room(self, workers: Sequence[WorkerState], num_blocks: int) -> list[WorkerState]:
+        """Return those on which so many blocks can be decoded now; an empty one always can."""
+        fill = self._settings.max_kv_fill
+        return [
+            one
+            for one in workers
+            if not (load := one.decode.load) or load + num_blocks <= fill * one.num_blocks
+        ]
 
-    def takes_prompts(self, worker: WorkerState) -> bool:
-        """Whether the prompt queue is short enough for one more; if not, it is awaited."""
-        limit = self._settings.max_prefill_queue_s * worker.prefill_tokens_per_s
-        worker.is_awaited = worker.prefill.load > limit
-        return not worker.is_awaited
+    def with_short_queue(self, workers: Sequence[WorkerState]) -> list[WorkerState]:
+        """Return those that take one more prompt; the others are awaited from now on."""
+        limit_s = self._settings.max_prefill_queue_s
+        chosen = []
+        for worker in workers:
+            if worker.prefill.load <= limit_s * worker.prefill_tokens_per_s:
+                chosen.append(worker)
+            else:
+                worker.is_awaited = True
+        return chosen
 
     def is_awaited_no_more(self, worker: WorkerState) -> bool:
         """Whether somebody was refused for its prompt queue and would not be now."""
-        return worker.is_awaited and self.takes_prompts(worker)
+        if worker.is_awaited and self.with_short_queue((worker,)):
+            worker.is_awaited = False
+            return True
+        return False
 
     def check_can_ever_fit(self, request: RouteRequest) -> None:
         """Raise InvalidRequest when the request is longer than every worker's limits."""

@@ -15,6 +15,9 @@ from twinfire.protocol.messages import Load, WorkerInfo
 ACKNOWLEDGE_AFTER_S = 1.0
 """A charge whose request id cannot tell (a retry, or none given) counts as reported after this."""
 
+_CHUNK_BLOCKS = 32
+"""Where the worker does not say."""
+
 
 class _Unacknowledged:
     __slots__ = ("charged_s", "entry", "request_id")
@@ -30,6 +33,7 @@ class WorkerState:
 
     __slots__ = (
         "_unacknowledged",
+        "chunk_blocks",
         "decode",
         "draining",
         "info",
@@ -51,6 +55,8 @@ class WorkerState:
         self.role = info.role
         self.draining = False
         self.num_blocks = info.num_kv_blocks
+        self.chunk_blocks = info.max_num_batched_tokens // info.block_size or _CHUNK_BLOCKS
+        """Blocks of a prompt that one step computes at most."""
         self.prefill = Ledger()
         """Uncomputed prompt tokens, queued and running."""
         self.decode = Ledger()
@@ -71,7 +77,8 @@ class WorkerState:
         """Requests that would be held up by a prompt computed here."""
         if self.role == "prefill":
             return 0
-        return max(self.num_reported_running, self.decode.num_entries)
+        reported, own = self.num_reported_running, self.decode.num_entries
+        return reported if reported > own else own
 
     def charge_prefill(self, tokens: int, request_id: int | None, now_s: float) -> LedgerEntry:
         """Charge prompt tokens that the worker is about to be sent."""
