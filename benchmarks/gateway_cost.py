@@ -68,7 +68,7 @@ async def measure(console: Console, args: argparse.Namespace) -> None:
             [*command, *args.serve_args], url, Path(folder) / "server.log"
         ) as server:
             await server.wait_until_ready(server.started_s + START_TIMEOUT_S)
-            gateway, worker = _gateway_and_worker(server.pid)
+            gateway, worker = gateway_and_worker(server.pid)
             async with _floor_server(worker.pid) as (floor_pid, floor_url):
                 await _compare(
                     console,
@@ -77,7 +77,7 @@ async def measure(console: Console, args: argparse.Namespace) -> None:
                     {"twinfire": (gateway.pid, url)} | {"floor": (floor_pid, floor_url)},
                 )
             for name, process in zip(
-                ("gateway", "worker"), _gateway_and_worker(server.pid), strict=True
+                ("gateway", "worker"), gateway_and_worker(server.pid), strict=True
             ):
                 console.print(f"{name}: {process.rss_bytes / 2**20:.0f} MiB resident")
 
@@ -170,7 +170,8 @@ async def _until_open(port: int) -> None:
                 return
 
 
-def _gateway_and_worker(root: int) -> list[Process]:
+def gateway_and_worker(root: int) -> list[Process]:
+    """Return the two processes of a server, the gateway first."""
     processes = sorted(tree_of(root, scan_processes()), key=lambda process: process.pid)
     assert len(processes) == 2, "a gateway and a worker"
     return processes

@@ -8,6 +8,7 @@ that fits how far the answer got. Never looks inside bodies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -23,6 +24,8 @@ from twinfire.gateway.settings import GatewaySettings
 DONE_EVENT = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 _SHORTEST_CHECK_S = 0.01
+_FAREWELL_LIMIT_S = 2.0
+"""For the last event of an exchange that is ended from outside."""
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Read and dropped of a body that is too long: clients look for an answer only after sending."""
 _EVENT_STREAM_HEADERS = (
@@ -105,7 +108,9 @@ class Exchange:
                 task.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
         if self._abort.done():
-            await self.fail(self._abort.result())
+            # A client that does not read its stream would hold up the server's end.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.fail(self._abort.result()), _FAREWELL_LIMIT_S)
 
     def abort(self, error: Exception) -> None:
         """Make the exchange end with `error`."""
