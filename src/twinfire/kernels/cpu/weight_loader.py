@@ -25,8 +25,9 @@ from twinfire.kernels.cpu.panel_memory import allocate_panels
 from twinfire.kernels.cpu.slabs import Bytes, DeclaredMatrix, RowSpan, Slab, cut
 
 SLAB_BYTES = 2 << 20
-READS_AT_ONCE = 8
-"""Disks that answer many requests at a time are only fast when they have many."""
+READS_AT_ONCE = 16
+"""Disks that answer many requests at a time are only fast when they have many, also while some
+threads pack."""
 
 _PACKED_DIRECTLY = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 

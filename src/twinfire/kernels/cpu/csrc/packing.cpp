@@ -59,7 +59,62 @@ void transpose_words(const uint32_t (*words)[kWords], std::byte* out) {
     for (int column = 0; column < kColumns; ++column) to[i * kColumns + column] = words[column][i];
 }
 
+#if defined(TF_AVX512)
+
+// The 16 words at `offset` of 16 rows to 16 vectors `out_stride` apart, past the cache: panels are
+// written once, and far more of them than it holds.
+void transpose_16x16(const SourceRow* rows, size_t offset, std::byte* out, size_t out_stride) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i].data + offset);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+  // Lane l of a[4 q + w] now holds word 4 l + w of rows 4 q to 4 q + 3.
+  for (int w = 0; w < 4; ++w) {
+    const __m512i low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x44);
+    const __m512i high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xee);
+    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x44);
+    const __m512i high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xee);
+    const __m512i words[4] = {_mm512_shuffle_i32x4(low01, low23, 0x88),
+                              _mm512_shuffle_i32x4(low01, low23, 0xdd),
+                              _mm512_shuffle_i32x4(high01, high23, 0x88),
+                              _mm512_shuffle_i32x4(high01, high23, 0xdd)};
+    for (int lane = 0; lane < 4; ++lane)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(out + size_t(4 * lane + w) * out_stride),
+                          words[lane]);
+  }
+}
+
+bool can_reorder_bf16(const PanelRows& rows, int k, const std::byte* out) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(out) % sizeof(__m512i) == 0;
+  return is_aligned && k % kGroupSize == 0 &&
+         std::all_of(rows.begin(), rows.end(), [](const SourceRow& row) {
+           return row.data && row.format == SourceFormat::bf16;
+         });
+}
+
+// Sixteen rows at a time, as many streams as a core can prefetch.
+void reorder_bf16(const PanelRows& rows, const PackedMatrix& shape, std::byte* out) {
+  constexpr size_t kRowBytes = 4 * kPanelColumns;
+  for (int column = 0; column < kPanelColumns; column += kLanes)
+    for (int group = 0; group < shape.num_groups(); ++group)
+      transpose_16x16(&rows[size_t(column)], 2 * size_t(group) * kGroupSize,
+                      out + size_t(group) * shape.group_bytes() + 4 * size_t(column), kRowBytes);
+  _mm_sfence();
+}
+
+#endif
+
 void pack_bf16(const PanelRows& rows, const PackedMatrix& shape, std::byte* out) {
+#if defined(TF_AVX512)
+  if (can_reorder_bf16(rows, shape.k, out)) return reorder_bf16(rows, shape, out);
+#endif
   constexpr int kPairs = kGroupSize / 2;
   uint32_t pairs[kPanelColumns][kPairs];
   for (int group = 0; group < shape.num_groups(); ++group, out += shape.group_bytes()) {
