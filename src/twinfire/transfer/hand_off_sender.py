@@ -1,0 +1,327 @@
+"""The prefill side of hand-offs: who is opened next, what has been announced, what is still held.
+
+A state machine without sockets or threads. Whichever side ends a hand-off by a fault tells the
+gateway and sends `Abort`; the side that receives `Abort` only lets go. So every hand-off is
+reported once, whatever is lost, and every message may be repeated.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, HandOffEvent, PromptComputed
+from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.messages import ALL_CHOICES, HandOff, HandOffFailed, Peer, Rejected, Submit
+from twinfire.protocol.peer_messages import (
+    Abort,
+    AbortAck,
+    ChunkReady,
+    Commit,
+    Done,
+    HandOffKey,
+    Open,
+    PeerMessage,
+    Renew,
+    Ticket,
+)
+from twinfire.protocol.tokens import pack_generations, pack_ids
+from twinfire.transfer.block_sums import block_sums
+from twinfire.transfer.fault_points import FaultPoints
+from twinfire.transfer.lease import Leases
+from twinfire.transfer.ports import BlockBytes, Gateways, Peers, SendingEngine
+from twinfire.transfer.prompt_digest import prompt_digest
+
+MAX_AHEAD = 1
+"""Prompts before the next one when its blocks are asked for: enough to keep the engine busy."""
+MAX_UNGRANTED = 8
+"""Hand-offs that may wait for blocks elsewhere while others are opened past them."""
+GRANT_PATIENCE_S = 0.05
+"""A hand-off without its ticket for so long does not count as ahead: its decode worker is full."""
+_TOKEN_BYTES = 4
+
+
+class _Stage(Enum):
+    QUEUED = auto()
+    OPEN = auto()
+    COMPUTING = auto()
+    COMMITTED = auto()
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    key: HandOffKey
+    submit: Submit
+    decode: Peer
+    deadline_s: float | None
+    stage: _Stage = _Stage.QUEUED
+    opened_s: float = 0.0
+    block_ids: dict[int, int] = field(default_factory=dict)
+    cancelled_choices: list[int] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.submit.prompt) // _TOKEN_BYTES
+
+
+class HandOffSender:
+    """Hand-offs that this worker computes.
+
+    `admit(gateway_id, submit)` gives a prompt to the engine; when the engine refuses it, `refused`
+    is to be called. `num_waiting()` counts what the engine has queued. With `content` each block's
+    crc32 is sent along.
+    """
+
+    def __init__(
+        self,
+        engine: SendingEngine,
+        peers: Peers,
+        gateways: Gateways,
+        admit: Callable[[str, Submit], None],
+        num_waiting: Callable[[], int],
+        *,
+        lease_s: float,
+        clock: Callable[[], float],
+        faults: FaultPoints,
+        content: BlockBytes | None = None,
+    ) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._gateways = gateways
+        self._admit = admit
+        self._num_waiting = num_waiting
+        self._clock = clock
+        self._faults = faults
+        self._content = content
+        self._leases: Leases[HandOffKey] = Leases(lease_s, clock)
+        self._outgoing: dict[HandOffKey, _Outgoing] = {}
+        self._queue: list[tuple[int, int, HandOffKey]] = []
+        self._num_submitted = 0
+
+    def __len__(self) -> int:
+        return len(self._outgoing)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that the engine does not know of yet."""
+        return sum(
+            outgoing.num_prompt_tokens
+            for outgoing in self._outgoing.values()
+            if outgoing.stage in (_Stage.QUEUED, _Stage.OPEN)
+        )
+
+    def submit(self, gateway_id: str, submit: Submit, hand_off: HandOff) -> None:
+        """Queue a prompt; a repeated one changes nothing."""
+        key = HandOffKey(gateway_id, submit.request_id, submit.attempt)
+        if key in self._outgoing:
+            return
+        deadline_s = None if submit.timeout_s is None else self._clock() + submit.timeout_s
+        self._outgoing[key] = _Outgoing(key, submit, hand_off.decode, deadline_s)
+        heapq.heappush(self._queue, (submit.priority, self._num_submitted, key))
+        self._num_submitted += 1
+        self._faults.hit("sender.queued")
+
+    def received(self, peer: Peer, message: PeerMessage) -> None:
+        """A decode worker says something."""
+        match message:
+            case Renew(keys):
+                self._leases.renew(keys)
+            case Ticket(key):
+                self._on_ticket(peer, key)
+            case Done(key):
+                if (outgoing := self._of(peer, key)) is not None:
+                    self._forget(outgoing)
+                    self._faults.hit("sender.after_done")
+            case Abort(key):
+                if (outgoing := self._of(peer, key)) is not None:
+                    self._forget(outgoing)
+                self._peers.send(peer.instance_id, AbortAck(key))
+            case _:
+                # AbortAck has nothing left to free here; other messages are a holder's.
+                pass
+
+    def engine_event(self, event: HandOffEvent) -> None:
+        """The engine got on with a prompt, or ended it."""
+        outgoing = self._outgoing.get(event.key)
+        if outgoing is None:
+            self._engine.release_hold(event.key)
+            return
+        match event:
+            case BlocksComputed():
+                self._announce(outgoing, event)
+            case PromptComputed():
+                self._commit(outgoing, event)
+            case HandOffEnded(_, reason):
+                self._fail(outgoing, reason)
+
+    def refused(self, gateway_id: str, submit: Submit, error: InvalidRequest) -> None:
+        """The engine does not take the prompt."""
+        outgoing = self._outgoing.get(HandOffKey(gateway_id, submit.request_id, submit.attempt))
+        if outgoing is None:
+            return
+        self._abort(outgoing, error.message)
+        self._gateways.send(
+            gateway_id,
+            Rejected(submit.request_id, error.message, param=error.param, code=error.code),
+        )
+
+    def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
+        """The gateway wants a choice no more, or all of them; unknown ids are ignored."""
+        for outgoing in list(self._outgoing.values()):
+            key = outgoing.key
+            if (key.gateway_id, key.request_id) != (gateway_id, request_id):
+                continue
+            if choice == ALL_CHOICES:
+                self._abort(outgoing, "cancelled")
+            elif outgoing.stage in (_Stage.QUEUED, _Stage.OPEN):
+                outgoing.cancelled_choices.append(choice)
+            else:
+                self._engine.cancel(gateway_id, request_id, choice)
+
+    def gateway_lost(self, gateway_id: str) -> None:
+        """Nobody waits for this gateway's requests any more."""
+        for outgoing in list(self._outgoing.values()):
+            if outgoing.key.gateway_id == gateway_id:
+                self._abort(outgoing, "the gateway is gone")
+
+    def peer_lost(self, instance_id: str, reason: str) -> None:
+        """The link to a decode worker is closed, or could not be opened."""
+        for outgoing in list(self._outgoing.values()):
+            if outgoing.decode.instance_id == instance_id and outgoing.stage != _Stage.QUEUED:
+                self._fail(outgoing, f"the link to the decode worker: {reason}")
+
+    def fence(self, reason: str) -> None:
+        """Let go of everything: this process stood still while others went on."""
+        for outgoing in list(self._outgoing.values()):
+            self._fail(outgoing, reason)
+
+    def pump(self) -> None:
+        """Sweep leases and deadlines and open what is next; to be called every pass."""
+        self._sweep()
+        while self._queue and self._may_open():
+            _, _, key = heapq.heappop(self._queue)
+            outgoing = self._outgoing.get(key)
+            if outgoing is not None and outgoing.stage is _Stage.QUEUED:
+                self._open(outgoing)
+
+    def renewals(self) -> dict[str, tuple[HandOffKey, ...]]:
+        """Return what is open by decode worker."""
+        keys: dict[str, list[HandOffKey]] = defaultdict(list)
+        for outgoing in self._outgoing.values():
+            if outgoing.stage is not _Stage.QUEUED:
+                keys[outgoing.decode.instance_id].append(outgoing.key)
+        return {instance_id: tuple(found) for instance_id, found in keys.items()}
+
+    def _of(self, peer: Peer, key: HandOffKey) -> _Outgoing | None:
+        """Return the hand-off if it is one with `peer`, and note that it has been heard of."""
+        outgoing = self._outgoing.get(key)
+        if outgoing is None or outgoing.decode.instance_id != peer.instance_id:
+            return None
+        self._leases.renew((key,))
+        return outgoing
+
+    def _sweep(self) -> None:
+        for key in self._leases.ended():
+            # All hand-offs with a peer that says nothing end together, in `peer_lost`.
+            if (outgoing := self._outgoing.get(key)) is not None:
+                instance_id = outgoing.decode.instance_id
+                self._fail(outgoing, "the decode worker said nothing for the length of a lease")
+                self._peers.drop(instance_id, "it said nothing for the length of a lease")
+        now_s = self._clock()
+        for outgoing in list(self._outgoing.values()):
+            if outgoing.deadline_s is not None and outgoing.deadline_s <= now_s:
+                self._fail(outgoing, "the request's time is over", retry=False)
+
+    def _may_open(self) -> bool:
+        now_s, num_ahead, num_ungranted = self._clock(), 0, 0
+        for outgoing in self._outgoing.values():
+            if outgoing.stage is _Stage.OPEN:
+                num_ungranted += 1
+                num_ahead += now_s - outgoing.opened_s < GRANT_PATIENCE_S
+            elif outgoing.stage is _Stage.COMPUTING:
+                num_ahead += 1
+        if num_ahead > MAX_AHEAD or num_ungranted >= MAX_UNGRANTED:
+            return False
+        return self._num_waiting() <= MAX_AHEAD
+
+    def _open(self, outgoing: _Outgoing) -> None:
+        self._faults.hit("sender.before_open")
+        outgoing.stage, outgoing.opened_s = _Stage.OPEN, self._clock()
+        self._leases.grant(outgoing.key)
+        self._peers.connect(outgoing.decode)
+        self._peers.send(
+            outgoing.decode.instance_id, Open(outgoing.key, outgoing.num_prompt_tokens)
+        )
+        self._faults.hit("sender.after_open")
+
+    def _on_ticket(self, peer: Peer, key: HandOffKey) -> None:
+        outgoing = self._of(peer, key)
+        if outgoing is None:
+            self._peers.send(peer.instance_id, Abort(key, "this hand-off is over"))
+            return
+        if outgoing.stage is not _Stage.OPEN:
+            return
+        self._faults.hit("sender.after_ticket")
+        outgoing.stage = _Stage.COMPUTING
+        self._admit(key.gateway_id, outgoing.submit)
+        for choice in outgoing.cancelled_choices:
+            self._engine.cancel(key.gateway_id, key.request_id, choice)
+
+    def _announce(self, outgoing: _Outgoing, event: BlocksComputed) -> None:
+        self._faults.hit("sender.chunk_ready")
+        for offset, block_id in enumerate(event.block_ids):
+            outgoing.block_ids[event.first_block + offset] = block_id
+        self._peers.send(
+            outgoing.decode.instance_id,
+            ChunkReady(
+                outgoing.key,
+                event.first_block,
+                pack_ids(event.block_ids),
+                pack_generations(event.generations),
+            ),
+        )
+
+    def _commit(self, outgoing: _Outgoing, event: PromptComputed) -> None:
+        self._faults.hit("sender.before_commit")
+        outgoing.stage = _Stage.COMMITTED
+        self._peers.send(
+            outgoing.decode.instance_id,
+            Commit(
+                outgoing.key,
+                prompt_digest(outgoing.submit),
+                event.num_prompt_blocks,
+                event.prompt,
+                event.first,
+                self._block_sums(outgoing, event.num_prompt_blocks),
+            ),
+        )
+        self._faults.hit("sender.after_commit")
+
+    def _block_sums(self, outgoing: _Outgoing, num_blocks: int) -> bytes:
+        if self._content is None:
+            return b""
+        return block_sums(self._content, [outgoing.block_ids[i] for i in range(num_blocks)])
+
+    def _fail(self, outgoing: _Outgoing, reason: str, *, retry: bool = True) -> None:
+        """End a hand-off by a fault that was found here."""
+        self._abort(outgoing, reason)
+        key = outgoing.key
+        failure = HandOffFailed(key.request_id, key.attempt, reason, retry)
+        self._gateways.send(key.gateway_id, failure)
+
+    def _abort(self, outgoing: _Outgoing, reason: str) -> None:
+        if outgoing.stage is not _Stage.QUEUED:
+            self._peers.send(outgoing.decode.instance_id, Abort(outgoing.key, reason))
+        self._forget(outgoing)
+
+    def _forget(self, outgoing: _Outgoing) -> None:
+        key = outgoing.key
+        if self._outgoing.pop(key, None) is None:
+            return
+        self._leases.release(key)
+        if outgoing.stage is _Stage.COMPUTING:
+            self._engine.cancel(key.gateway_id, key.request_id)
+        self._engine.release_hold(key)
