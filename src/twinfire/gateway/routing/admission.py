@@ -59,7 +59,8 @@ class AdmissionQueue:
         `deadline` is a reading of the clock, None for none. Raises InvalidRequest at once for what
         no worker could ever take; Overloaded when the queue is full, at the deadline, and instead
         of waiting with `reject_if_busy`; NoWorker when nobody serves the model for
-        `no_worker_wait_s`. A caller that is cancelled owes nothing.
+        `no_worker_wait_s`. A caller that is cancelled owes nothing (await it
+        directly: a task around it could end with a route that nobody takes).
         """
         self._router.check_can_ever_fit(request)
         waiter = self._waiter(request)

@@ -1,7 +1,7 @@
 """Load in seconds, so that queues, caches, transfers and affinity can be compared.
 
-    prompt on W   (W's uncomputed tokens + own uncached tokens) / W's prefill rate,
-                  the own part times (1 + weight * streams that it holds up on W)
+    prompt on W   (W's uncomputed tokens + own uncached tokens) / W's prefill rate; the own part
+                  counts again for those who come after it and for the streams it holds up on W
     pull          missing blocks' bytes / measured bytes per second, where less than computing them
     decode on W   expected tokens * W's step time at that occupancy / (1 - k)
 
@@ -56,11 +56,12 @@ class CostModel:
         return uncached / worker.prefill_tokens_per_s - self.pull_gain_s(worker, demand)
 
     def prompt_s(self, workers: Sequence[WorkerState], demand: Demand) -> list[float]:
-        """Seconds until each has computed the prompt, with what it costs the streams there."""
+        """Seconds until each has computed the prompt, with what that costs others."""
         get, size, num_tokens = demand.cached_blocks.get, demand.block_size, demand.num_tokens
         most, min_pull = demand.most_cached_blocks, self._settings.min_pull_blocks
         block_s, overhead_s = self.transfer_s(1, demand), self._settings.pull_overhead_s
-        weight = self._settings.interference_weight
+        work_weight = 1 + self._settings.work_weight
+        stream_weight = self._settings.interference_weight
         costs = []
         for worker in workers:
             rate = worker.prefill_tokens_per_s
@@ -69,9 +70,10 @@ class CostModel:
             missing = most - cached
             if missing >= min_pull and missing * (size / rate - block_s) > overhead_s:
                 own_s -= missing * (size / rate - block_s) - overhead_s
+            weight = work_weight
             if worker.role != "prefill":
-                own_s *= 1 + weight * worker.num_streams
-            costs.append(worker.prefill.load / rate + own_s)
+                weight += stream_weight * worker.num_streams
+            costs.append(worker.prefill.load / rate + weight * own_s)
         return costs
 
     def hand_off_s(

@@ -16,6 +16,8 @@ class RoutingSettings:
     """A prompt of which the decode worker lacks at most this is never handed over."""
     interference_weight: float = 0.5
     """What a second of waiting costs a running stream, beside a second of the new request's."""
+    work_weight: float = 1.0
+    """What a second of a worker's computing costs those who come after, in the same unit."""
     session_escape_s: float = 0.5
     """A session leaves its workers when they cost this much more than the best."""
     first_home_escape_s: float = 0.05
