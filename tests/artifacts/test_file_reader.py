@@ -52,6 +52,29 @@ def test_any_range_is_read(
     np.testing.assert_array_equal(FileRange(file, start, stop - start).copy(), CONTENT[start:stop])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    page=st.integers(0, 5),
+    shift=st.sampled_from([0, 0, 3]),
+    memory_shift=st.sampled_from([0, 0, 8]),
+    num_bytes=st.integers(0, 3 * ALIGNMENT),
+    cold=st.booleans(),
+)
+def test_memory_is_filled_however_it_is_aligned(
+    file: MappedFile, page: int, shift: int, memory_shift: int, num_bytes: int, cold: bool
+) -> None:
+    start = page * ALIGNMENT + shift
+    num_bytes = min(num_bytes, FILE_BYTES - start)
+    room = aligned_room(4 * ALIGNMENT)
+    if cold:
+        drop_from_page_cache(file)
+    with closing(FileReader(file)) as reader:
+        reader.read_into(start, room[memory_shift : memory_shift + num_bytes])
+    expected = np.zeros_like(room)
+    expected[memory_shift : memory_shift + num_bytes] = CONTENT[start : start + num_bytes]
+    np.testing.assert_array_equal(room, expected)
+
+
 @pytest.mark.parametrize("keep_cached", [False, True])
 def test_a_file_that_loses_its_end_is_found(tmp_path: Path, keep_cached: bool) -> None:
     path = tmp_path / "weights"

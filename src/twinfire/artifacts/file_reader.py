@@ -58,6 +58,18 @@ class FileReader:
         self._file.read_into(offset, out)
         return out
 
+    def read_into(self, offset: int, out: Bytes) -> None:
+        """Fill `out` with the bytes from `offset` on; ModelError when the file ends before.
+
+        What is not aligned to ALIGNMENT, in the file or in memory, goes through the page cache.
+        """
+        num_whole = len(out) // ALIGNMENT * ALIGNMENT
+        is_aligned = offset % ALIGNMENT == 0 and out.ctypes.data % ALIGNMENT == 0
+        if is_aligned and num_whole and not self._holds(offset, num_whole):
+            num_read = self._read_direct(offset, out[:num_whole])
+            offset, out = offset + num_read, out[num_read:]
+        self._file.read_into(offset, out)
+
     def _holds(self, offset: int, num_bytes: int) -> bool:
         if self._is_cached is None:
             return True

@@ -21,7 +21,7 @@ from twinfire.kernels.cpu.packed_file import MatrixShape
 from twinfire.kernels.cpu.slabs import Bytes, DeclaredMatrix, Float32Array
 from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.cpu.weight_formats import packed_format
-from twinfire.kernels.cpu.weight_loader import load_panels
+from twinfire.kernels.cpu.weight_loader import READS_AT_ONCE, load_panels
 from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
 from twinfire.protocol.worker_config import Quantization
 
@@ -202,7 +202,7 @@ class NativeWeights:
         return [shape.over(content) for shape, content in zip(shapes, panels, strict=True)]
 
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="verify")
+        return ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="read")
 
 
 def _content(array: npt.NDArray[np.generic]) -> Bytes:

@@ -10,10 +10,11 @@ whose kernels alone read them.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import mmap
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, wait
 from hashlib import sha256
-from io import RawIOBase
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,15 +22,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from twinfire.artifacts.file_reader import FileReader
+from twinfire.artifacts.mapped_file import MappedFile
 from twinfire.kernels.cpu._native import PackedMatrix
 from twinfire.kernels.cpu.panel_memory import aligned
 
 Bytes = npt.NDArray[np.uint8]
+Sums = tuple[npt.NDArray[np.uint64], np.uint64]
 
 MAGIC = b"TWFPACK1"
 WRITE_BYTES = 4 << 20
-READ_BYTES = 1 << 19
-"""Still in the second-level cache when it is summed."""
+READ_BYTES = 1 << 20
+"""Large for a disk; small enough to be summed before it leaves the processor's cache."""
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = 32
 _PREFIX_BYTES = len(MAGIC) + _LENGTH_BYTES + _DIGEST_BYTES
@@ -94,47 +98,50 @@ def write_packed(
 
 
 class PackedFile:
-    """An open file, to be closed. DamagedFile or OSError when there is none.
+    """An open file, to be closed. DamagedFile or ModelError when there is none.
 
     Only `read` looks at the panels.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
-        try:
-            self._entries = _read_header(self._file).entries
-        except BaseException:
-            self._file.close()
-            raise
+        file = MappedFile(path)
+        self._entries = _read_header(file.mapping).entries
+        self._reader = FileReader(file)
 
     def close(self) -> None:
         """Let go of the file; what was read stays."""
-        self._file.close()
+        self._reader.close()
 
     @property
     def shapes(self) -> list[MatrixShape]:
         """Of every matrix."""
         return [entry.shape for entry in self._entries]
 
-    def read(self, index: int, panels: Bytes) -> None:
-        """Read the panels of a matrix; DamagedFile unless they are those that were written.
+    def read(self, panels: Sequence[Bytes], pool: Executor) -> None:
+        """Fill the panels of every matrix; DamagedFile unless they are those that were written.
 
-        Threads may read at once.
+        ModelError when they cannot be read.
         """
-        entry = self._entries[index]
-        if _checksum(self._pieces(entry.offset, panels)) != entry.checksum:
-            raise DamagedFile(f"matrix {index} has changed")
+        offsets, pieces = [], []
+        for entry, out in zip(self._entries, panels, strict=True):
+            starts = range(0, len(out), READ_BYTES)
+            offsets += [entry.offset + start for start in starts]
+            pieces += [out[start : start + READ_BYTES] for start in starts]
+        reads = [pool.submit(self._read_piece, *read) for read in zip(offsets, pieces, strict=True)]
+        # All of them, so that none is under way when the file is closed.
+        wait(reads)
+        sums = (read.result() for read in reads)
+        for index, (entry, out) in enumerate(zip(self._entries, panels, strict=True)):
+            if _digest(islice(sums, -(-len(out) // READ_BYTES))) != entry.checksum:
+                raise DamagedFile(f"matrix {index} has changed")
 
-    def _pieces(self, offset: int, panels: Bytes) -> Iterator[Bytes]:
-        for start in range(0, len(panels), READ_BYTES):
-            piece = panels[start : start + READ_BYTES]
-            if os.preadv(self._file.fileno(), [piece.data], offset + start) != len(piece):
-                raise DamagedFile("it is cut off")
-            yield piece
+    def _read_piece(self, offset: int, out: Bytes) -> Sums:
+        self._reader.read_into(offset, out)
+        return _sums(out)
 
 
 def _encoded_header(matrices: Sequence[tuple[MatrixShape, Bytes]]) -> bytes:
-    checksums = [_checksum([panels]) for _, panels in matrices]
+    checksums = [_digest([_sums(panels)]) for _, panels in matrices]
     shapes = [shape for shape, _ in matrices]
     # Offsets are numbers in the header, so its length depends on them: room is left for the widest.
     widest = [_Entry(s, 1 << 62, c) for s, c in zip(shapes, checksums, strict=True)]
@@ -148,9 +155,9 @@ def _encoded_header(matrices: Sequence[tuple[MatrixShape, Bytes]]) -> bytes:
     return header.ljust(entries[0].offset - _PREFIX_BYTES)
 
 
-def _read_header(file: RawIOBase) -> _Header:
-    num_bytes = os.fstat(file.fileno()).st_size
-    prefix = os.pread(file.fileno(), _PREFIX_BYTES, 0)
+def _read_header(mapping: mmap.mmap) -> _Header:
+    num_bytes = len(mapping)
+    prefix = mapping[:_PREFIX_BYTES]
     if len(prefix) < _PREFIX_BYTES:
         raise DamagedFile("it is too short")
     if prefix[: len(MAGIC)] != MAGIC:
@@ -158,7 +165,7 @@ def _read_header(file: RawIOBase) -> _Header:
     length = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + _LENGTH_BYTES], "little")
     if length > min(_MAX_HEADER_BYTES, num_bytes):
         raise DamagedFile("its header is cut off")
-    content = os.pread(file.fileno(), length, _PREFIX_BYTES)
+    content = mapping[_PREFIX_BYTES : _PREFIX_BYTES + length]
     if sha256(content).digest() != prefix[-_DIGEST_BYTES:]:
         raise DamagedFile("its header has changed")
     header = msgspec.json.decode(content, type=_Header)
@@ -167,17 +174,19 @@ def _read_header(file: RawIOBase) -> _Header:
     return header
 
 
-def _checksum(pieces: Iterable[Bytes]) -> str:
-    """Sums of 64 KiB each, digested together: as fast as memory, and damage shows in a sum.
+def _sums(content: Bytes) -> Sums:
+    """Return the sums of each whole 64 KiB, and of the rest: memory speed, and damage shows."""
+    words = content.view(np.uint64)
+    num_whole = len(words) // _WORDS_PER_SUM * _WORDS_PER_SUM
+    sums = words[:num_whole].reshape(-1, _WORDS_PER_SUM).sum(axis=1, dtype=np.uint64)
+    return sums, words[num_whole:].sum(dtype=np.uint64)
 
-    All pieces but the last are whole multiples of 64 KiB.
-    """
-    digest, rest = sha256(), np.uint64(0)
-    for piece in pieces:
-        words = piece.view(np.uint64)
-        num_whole = len(words) // _WORDS_PER_SUM * _WORDS_PER_SUM
-        sums = words[:num_whole].reshape(-1, _WORDS_PER_SUM).sum(axis=1, dtype=np.uint64)
+
+def _digest(pieces: Iterable[Sums]) -> str:
+    """Return the checksum of pieces, all but the last of which are whole multiples of 64 KiB."""
+    digest, end = sha256(), b""
+    for sums, rest in pieces:
         digest.update(sums.tobytes())
-        rest = words[num_whole:].sum(dtype=np.uint64)
-    digest.update(rest.tobytes())
+        end = rest.tobytes()
+    digest.update(end)
     return digest.hexdigest()

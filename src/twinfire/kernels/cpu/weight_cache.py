@@ -29,6 +29,7 @@ from twinfire.kernels.cpu.packed_file import (
     write_packed,
 )
 from twinfire.kernels.cpu.panel_memory import allocate_panels
+from twinfire.protocol.errors import ModelError
 
 SUFFIX = ".packed"
 WORK_SUFFIX = ".writing"
@@ -56,15 +57,15 @@ class WeightCache:
         Every byte has been checked.
         """
         path = self._path(shapes, sources)
+        if not path.exists():
+            return None
         try:
             with contextlib.closing(PackedFile(path)) as file:
                 if file.shapes != list(shapes):
                     raise DamagedFile("it holds other matrices")
                 panels = allocate_panels([shape.num_bytes for shape in shapes])
-                list(pool.map(file.read, range(len(shapes)), panels))
-        except FileNotFoundError:
-            return None
-        except (OSError, DamagedFile) as error:
+                file.read(panels, pool)
+        except (ModelError, DamagedFile) as error:
             log.warning("%s is not used: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
