@@ -38,3 +38,7 @@ class Overloaded(TwinfireError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(TwinfireError):
+    """The request's time was over before it was complete."""

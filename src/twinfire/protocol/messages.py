@@ -1,8 +1,8 @@
 """What travels between a gateway and a worker.
 
 One stream per pair multiplexes every request. Gateway to worker: `Hello`, `Submit`, `Reserve`,
-`Cancel`, `SetRole`, `DrainWorker`, `ResyncCache`. Worker to gateway: `Loading` while it starts,
-`Ready` once, then one `StepFrame` per engine step with all new tokens, `Alive` in between,
+`Cancel`, `SetRole`, `DrainWorker`, `ResyncCache`, `Refused`. Worker to gateway: `Loading` while it
+starts, `Ready`, then one `StepFrame` per engine step with all new tokens, `Alive` in between,
 `CacheEvents`, and `Rejected` or `HandOffFailed` for a request that was not served. Token ids only,
 no text. What workers say to each other is in `peer_messages`.
 """
@@ -106,6 +106,15 @@ class DrainWorker(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
 
 class ResyncCache(msgspec.Struct, frozen=True, array_like=True, tag="resync_cache"):
     """Asks for all block hashes anew, after a gap in `CacheEvents`."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The gateway takes nothing from this worker, and closes the link.
+
+    `message` says why, for whoever runs the worker; dialling again helps once that has changed.
+    """
+
+    message: str
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -351,7 +360,7 @@ class CacheEvents(msgspec.Struct, frozen=True, array_like=True, tag="cache_event
     reset: bool = False
 
 
-WorkerCommand = Submit | Reserve | Cancel | SetRole | DrainWorker | ResyncCache
+WorkerCommand = Submit | Reserve | Cancel | SetRole | DrainWorker | ResyncCache | Refused
 ToWorker = Hello | WorkerCommand
 ToGateway = (
     Loading | Ready | Failed | Rejected | StepFrame | Alive | Reserved | HandOffFailed | CacheEvents
