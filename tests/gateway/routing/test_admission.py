@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.routing_workers import load_report, worker_info
-from support.virtual_time import run_virtual
+from twinfire.bench.virtual_time import run_virtual
 from twinfire.gateway.routing.admission import AdmissionQueue
 from twinfire.gateway.routing.route import NoWorker, Route, RouteRequest
 from twinfire.gateway.routing.router import Router

@@ -71,8 +71,8 @@ class AdmissionQueue:
             raise Overloaded("requests are queued already", self._retry_after_s(waiter))
         if is_first:
             route = self._try(waiter)
-            if route is not None:
-                return route
+            if route is not None or waiter.route.done():
+                return route or waiter.route.result()
         self._check_room(waiter)
         insort(self._waiters, waiter)
         self.num_tokens += request.num_context_tokens
