@@ -31,10 +31,15 @@ class RemoteBlock:
     generation: int
 
 
+KvContent = bytes | bytearray | memoryview
+"""Blocks in the wire layout, one after the other."""
+
+
 class KvMemory(Protocol):
     """This worker's blocks, as a connector sees them. Safe to call from any thread.
 
-    A caller exports only blocks that are pinned, and imports only into blocks that it owns.
+    A connector imports only into the local blocks of an open read. It may export any block below
+    `num_blocks`, and sends on what it got only if the generation was right before and after.
     """
 
     @property
@@ -42,12 +47,17 @@ class KvMemory(Protocol):
         """What a block is made of."""
         ...
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    @property
+    def num_blocks(self) -> int:
+        """Ids lie in [0, num_blocks)."""
+        ...
+
+    def export_blocks(self, block_ids: Sequence[int]) -> KvContent:
         """Return blocks in the wire layout."""
         ...
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from the wire layout."""
+    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
+        """Fill blocks from the wire layout. `content` is the caller's again afterwards."""
         ...
 
     def block_generation(self, block_id: int) -> int:

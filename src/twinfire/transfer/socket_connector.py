@@ -1,0 +1,87 @@
+"""The connector that needs nothing but sockets: blocks travel over the link itself.
+
+Works between any two systems, on one host over a Unix socket and across hosts over TCP.
+"""
+
+from __future__ import annotations
+
+from twinfire.cache.kv_group import KvLayout
+from twinfire.protocol.addresses import Address
+from twinfire.protocol.worker_config import TlsFiles
+from twinfire.transfer.connector import Connector, KvContent, KvMemory
+from twinfire.transfer.data_stream import DataStream
+from twinfire.transfer.data_wire import CONTENT, max_blocks_per_request, send_reply
+from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
+
+
+class SocketReceiver:
+    """Receives into one buffer, as blocks are unpacked before the next ones are taken in."""
+
+    hello_data = b""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._buffer = memoryview(bytearray(max_bytes))
+
+    def receive(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> memoryview:
+        """Return the content that follows the reply."""
+        content = self._buffer[:num_bytes]
+        stream.receive_into(content)
+        return content
+
+    def close(self, stream: DataStream | None) -> None:
+        """Close the stream: what still comes lands nowhere."""
+        if stream is not None:
+            stream.close()
+
+
+class SocketSender:
+    """Sends blocks behind the reply."""
+
+    def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
+        """Reply with content."""
+        send_reply(stream, request_id, CONTENT, len(content))
+        stream.send(content)
+
+    def close(self) -> None:
+        """Nothing is written but by `send`."""
+
+
+class SocketCarrier:
+    """Makes both ends; implements `Carrier`."""
+
+    name = "socket"
+
+    def __init__(self, layout: KvLayout) -> None:
+        self._max_bytes = max_blocks_per_request(layout) * layout.bytes_per_block
+
+    def new_receiver(self) -> SocketReceiver:
+        """Return the reading end of a link."""
+        return SocketReceiver(self._max_bytes)
+
+    def new_sender(self, hello_data: bytes) -> SocketSender:
+        """Return the serving end of a link."""
+        return SocketSender()
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def socket_connector(
+    memory: KvMemory,
+    *,
+    instance_id: str,
+    listen: Address,
+    secret: bytes | None,
+    tls: TlsFiles | None,
+    timeout_s: float = READ_TIMEOUT_S,
+) -> Connector:
+    """Return a connector of sockets; raises as `LinkConnector` does."""
+    return LinkConnector(
+        memory,
+        SocketCarrier(memory.kv_layout),
+        instance_id=instance_id,
+        listen=listen,
+        secret=secret,
+        tls=tls,
+        timeout_s=timeout_s,
+    )
