@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from twinfire.protocol.messages import ToGateway, ToWorker
+from twinfire.protocol.peer_messages import PeerMessage
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -23,7 +24,7 @@ class FrameError(Exception):
     """A frame that cannot be from a healthy peer of this version."""
 
 
-def encode_frame(message: ToWorker | ToGateway) -> bytes:
+def encode_frame(message: ToWorker | ToGateway | PeerMessage) -> bytes:
     """Return the frame of one message."""
     body = _ENCODER.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -74,3 +75,8 @@ def worker_side_decoder() -> FrameDecoder[ToWorker]:
 def gateway_side_decoder() -> FrameDecoder[ToGateway]:
     """Decode what a worker sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(ToGateway))
+
+
+def peer_decoder() -> FrameDecoder[PeerMessage]:
+    """Decode what another worker sends."""
+    return FrameDecoder(msgspec.msgpack.Decoder(PeerMessage))

@@ -32,7 +32,9 @@ class FrameWriter:
         """Held by whoever writes to the socket or changes what decides where frames go."""
         self._num_queued = 0
         """Frames that the loop has yet to be given."""
-        self._through_loop = False
+        self._encrypts = transport.get_extra_info("ssl_object") is not None
+        """Only the transport can; it has to be given everything."""
+        self._through_loop = self._encrypts
         transport.set_write_buffer_limits(high=0)
 
     @property
@@ -57,7 +59,7 @@ class FrameWriter:
     def flushed(self) -> None:
         """The transport has written all it had."""
         with self._lock:
-            self._through_loop = self._num_queued > 0
+            self._through_loop = self._encrypts or self._num_queued > 0
 
     def close(self) -> None:
         """Close the connection after what is queued and buffered has been written."""
@@ -80,7 +82,7 @@ class FrameWriter:
             return
         self._transport.write(frame)
         if self.unread_bytes > self._max_unread_bytes:
-            log.warning("dropping a gateway: it does not read")
+            log.warning("dropping a link: the other end does not read")
             self._transport.abort()
         elif not self.unread_bytes:
             self.flushed()
