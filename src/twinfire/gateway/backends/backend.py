@@ -6,6 +6,8 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
+from twinfire.gateway.backends.route_record import RouteRecord
 from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta, PromptDone, WorkerInfo
 from twinfire.protocol.sampling import SamplingParams
 
@@ -19,9 +21,14 @@ class Generation(Protocol):
 
     Iterating yields its `PromptDone` before any `ChoiceDelta`, and ends after every choice has had
     a `finish_reason`. Raises InvalidRequest when the worker refuses it, Overloaded when it is
-    full, WorkerLost when it dies. `cancel` is idempotent, never blocks and makes the worker free
-    its blocks; a cancelled choice yields nothing more.
+    full, WorkerLost when it dies, DeadlineExceeded when its time is over. `cancel` is idempotent,
+    never blocks and makes the worker free its blocks; a cancelled choice yields nothing more.
     """
+
+    @property
+    def record(self) -> RouteRecord | None:
+        """How the request was served so far; None where there is nothing to choose."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Iterate the events, once."""
@@ -60,6 +67,7 @@ class Backend(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        context: RequestContext = NO_CONTEXT,
     ) -> Generation:
         """Send a request; WorkerLost when no worker is ready."""
         ...

@@ -1,4 +1,4 @@
-"""One request in flight on a link: the events that have come and who waits for them."""
+"""One request in flight: the events that have come and who waits for them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from twinfire.gateway.backends.backend import Event, Take
+from twinfire.gateway.backends.link_request import Notice
+from twinfire.gateway.backends.route_record import RouteRecord
+from twinfire.protocol.errors import DeadlineExceeded
 from twinfire.protocol.messages import ALL_CHOICES, ChoiceDelta
 
 
 class LinkGeneration:
-    """A buffer between the link and one consumer. Belongs to the event loop's thread."""
+    """A buffer between workers and one consumer. Belongs to the event loop's thread.
+
+    `cancel` is called with what the consumer no longer wants.
+    """
 
     def __init__(self, num_choices: int, cancel: Callable[[int], None]) -> None:
-        self._send_cancel = cancel
+        self._on_cancel = cancel
         self._events: deque[Event] = deque()
         self._live_choices = set(range(num_choices))
         self._take: Take | None = None
         self._error: Exception | None = None
         self._wake = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
 
     @property
+    def record(self) -> RouteRecord | None:
+        """A link has one worker and nothing to choose."""
+        return None
+
     def all_choices_ended(self) -> bool:
         """Whether nothing more can come."""
         return not self._live_choices
+
+    def end_at(self, deadline_s: float) -> None:
+        """End with DeadlineExceeded when the loop's clock reaches `deadline_s`."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_at(deadline_s, self.expire)
 
     def put(self, event: Event) -> None:
         """Add an event; those of cancelled choices are dropped."""
@@ -33,6 +49,8 @@ class LinkGeneration:
                 return
             if event.finish_reason is not None:
                 self._live_choices.discard(event.choice)
+                if not self._live_choices:
+                    self._forget_deadline()
         if self._take is not None and not self._events:
             try:
                 taken = self._take(event)
@@ -48,6 +66,9 @@ class LinkGeneration:
         self._events.append(event)
         self._wake.set()
 
+    def note(self, notice: Notice) -> None:
+        """Nobody waits for news without output."""
+
     def offer_to(self, take: Take) -> None:
         """Let `take` have each event before it is kept, whenever none is kept."""
         self._take = take
@@ -55,7 +76,14 @@ class LinkGeneration:
     def fail(self, error: Exception) -> None:
         """End with `error` once the events before it have been read."""
         self._error = error
+        self._forget_deadline()
         self._wake.set()
+
+    def expire(self) -> None:
+        """End now: the request's time is over."""
+        if self._live_choices and self._error is None:
+            self._error = DeadlineExceeded("the request's time was over before it was complete")
+            self.cancel()
 
     def cancel(self, choice: int = ALL_CHOICES) -> None:
         """Stop one choice or all of them; what they have sent already is dropped."""
@@ -68,8 +96,15 @@ class LinkGeneration:
             for event in self._events
             if not (isinstance(event, ChoiceDelta) and event.choice in cancelled)
         )
-        self._send_cancel(choice)
+        if not self._live_choices:
+            self._forget_deadline()
+        self._on_cancel(choice)
         self._wake.set()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield events in order until every choice has ended."""
@@ -78,7 +113,7 @@ class LinkGeneration:
                 yield self._events.popleft()
             if self._error is not None:
                 raise self._error
-            if self.all_choices_ended:
+            if not self._live_choices:
                 return
             self._wake.clear()
             await self._wake.wait()

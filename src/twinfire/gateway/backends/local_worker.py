@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from twinfire.gateway.backends.generation import LinkGeneration
+from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
 from twinfire.gateway.backends.worker_link import State, WorkerLink
 from twinfire.protocol.errors import WorkerLost
 from twinfire.protocol.messages import Failed, Load, Loading, Ready, WorkerInfo
@@ -100,11 +101,12 @@ class LocalWorker:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        context: RequestContext = NO_CONTEXT,
     ) -> LinkGeneration:
-        """Send a request; WorkerLost when no worker is ready."""
+        """Send a request; WorkerLost when no worker is ready. Of `context`, the deadline counts."""
         if self._link is None or self._link.worker_info is None:
             raise WorkerLost(self.unready_reason or "no worker is ready")
-        return self._link.submit(prompt, sampling, priority, cache_salt)
+        return self._link.submit(prompt, sampling, priority, cache_salt, context)
 
     def report_load_to(self, on_load: Callable[[Load], None]) -> None:
         """Call `on_load` with the load after each engine step, from now on."""
