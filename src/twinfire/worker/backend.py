@@ -18,6 +18,7 @@ from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.kernels.sampling_ops import SamplingOps
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.worker_config import WorkerConfig
+from twinfire.worker.fingerprint import torch_kernel_version
 
 if TYPE_CHECKING:
     from twinfire.kernels.cpu.weight_cache import WeightCache
@@ -38,6 +39,8 @@ class Backend:
     sampling_ops: SamplingOps
     dtype: str
     """What the model computes in, for people and for peers that compare."""
+    kernel_version: str
+    """Changes whenever the same weights and tokens give other results."""
     save_weights: Callable[[Callable[[], None]], None] = _nothing_to_save
     """Keeps for the next start what this one has packed; calls back every few megabytes."""
 
@@ -68,6 +71,7 @@ def _native_backend(
     config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress
 ) -> Backend:
     from twinfire.engine.native_runner import load_native_runner
+    from twinfire.kernels.cpu._native import kernel_version
     from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
 
     runner = load_native_runner(
@@ -79,7 +83,13 @@ def _native_backend(
         progress=progress,
         cache=_weight_cache(config, checkpoint),
     )
-    return Backend(runner, NativeSamplingOps(), runner.weight_format, runner.save_weights)
+    return Backend(
+        runner,
+        NativeSamplingOps(),
+        runner.weight_format,
+        f"native-{kernel_version}",
+        runner.save_weights,
+    )
 
 
 def _weight_cache(config: WorkerConfig, checkpoint: Checkpoint) -> WeightCache | None:
@@ -121,7 +131,7 @@ def _torch_backend(
         num_threads=config.threads or usable_cores(),
         progress=progress,
     )
-    return Backend(runner, TorchSamplingOps(), dtype)
+    return Backend(runner, TorchSamplingOps(), dtype, torch_kernel_version(dtype))
 
 
 def _torch_dtype(config: WorkerConfig, checkpoint: Checkpoint) -> str:

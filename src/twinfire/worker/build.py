@@ -6,6 +6,7 @@ Owns the order of a start: files, weights, KV memory, scheduler. Reports each st
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
 from twinfire.cache.kv_group import KvLayout
 from twinfire.engine.engine import Engine
 from twinfire.engine.memory import available_memory_bytes, num_kv_blocks
-from twinfire.engine.runner import LoadProgress
+from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.engine.sampler import Sampler
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.messages import WorkerInfo
@@ -25,6 +26,7 @@ from twinfire.protocol.worker_config import WorkerConfig
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.worker.backend import Backend, load_backend
+from twinfire.worker.fingerprint import fingerprint
 from twinfire.worker.weight_saver import WeightSaver
 
 
@@ -33,6 +35,7 @@ class BuiltEngine:
     """An engine that is ready to step."""
 
     engine: Engine
+    runner: Runner
     info: WorkerInfo
     """The description that gateways get."""
     weight_saver: WeightSaver
@@ -40,9 +43,11 @@ class BuiltEngine:
 
 
 def build_engine(
-    config: WorkerConfig, progress: LoadProgress, stages: StartupStages
+    config: WorkerConfig, progress: LoadProgress, stages: StartupStages, *, hash_seed: bytes = b""
 ) -> BuiltEngine:
     """Load the model, noting how long each stage took.
+
+    `hash_seed` names blocks as other workers with it do; empty draws one at random.
 
     ModelError or MemoryTooSmall say what is wrong with the model or the settings.
     """
@@ -65,11 +70,13 @@ def build_engine(
         available_bytes=available_memory_bytes(),
     )
     runner.init_kv(num_blocks)
-    scheduler = Scheduler(_scheduler_config(config, max_model_len, num_blocks, runner.kv_layout))
+    scheduler = Scheduler(
+        _scheduler_config(config, max_model_len, num_blocks, runner.kv_layout, hash_seed)
+    )
     engine = Engine(scheduler, runner, Sampler(backend.sampling_ops))
     info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())
-    return BuiltEngine(engine, info, WeightSaver(backend.save_weights))
+    return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights))
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
@@ -84,7 +91,7 @@ def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
 
 
 def _scheduler_config(
-    config: WorkerConfig, max_model_len: int, num_blocks: int, layout: KvLayout
+    config: WorkerConfig, max_model_len: int, num_blocks: int, layout: KvLayout, hash_seed: bytes
 ) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=num_blocks,
@@ -94,6 +101,7 @@ def _scheduler_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         policy=config.scheduling_policy,
         enable_prefix_cache=config.enable_prefix_caching,
+        hash_seed=hash_seed,
     )
 
 
@@ -119,4 +127,9 @@ def _worker_info(
         kv_bytes_per_block=runner.kv_layout.bytes_per_block,
         weight_bytes=runner.weight_bytes,
         max_num_seqs=config.max_num_seqs,
+        host=socket.gethostname(),
+        fingerprint=fingerprint(
+            checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version
+        ),
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )

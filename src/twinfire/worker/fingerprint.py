@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from importlib.metadata import version
 
 from twinfire.artifacts.checkpoint import Checkpoint
 from twinfire.artifacts.content_key import content_key
@@ -25,8 +25,7 @@ def fingerprint(
 
 def torch_kernel_version(dtype: str) -> str:
     """Return what torch's results depend on: its version and how sums are done in this dtype."""
-    torch = sys.modules["torch"]
-    return f"torch-{torch.__version__}-{dtype}"
+    return f"torch-{version('torch')}-{dtype}"
 
 
 def _describe(group: KvGroup) -> str:

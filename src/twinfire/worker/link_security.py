@@ -47,7 +47,7 @@ class LinkSecurity:
                 await loop.create_connection(factory, address.host, address.port, ssl=context)
 
     def bind(self, address: Address) -> BoundSocket:
-        """Take an address; who connects before it is served waits. OSError when it is not to be had.
+        """Take an address, where callers wait until it is served; OSError when it cannot be had.
 
         A socket file that a process left behind is replaced. InvalidRequest as for `connect`.
         """
