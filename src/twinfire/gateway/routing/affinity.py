@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
-from twinfire.gateway.routing.worker_state import WorkerState
+from twinfire.gateway.routing.worker_state import WorkerState, rendezvous_seed
+
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,15 @@ def rendezvous(session: str, workers: Sequence[WorkerState]) -> WorkerState | No
     """Return the worker of the highest hash with the session; few move when workers come or go."""
     if not workers:
         return None
-    name = session.encode("utf-8", "surrogatepass")
-    return max(workers, key=lambda worker: _score(name, worker.instance_id))
+    name = rendezvous_seed(session)
+    return max(workers, key=lambda worker: _mixed(name ^ worker.rendezvous_seed))
 
 
-def _score(name: bytes, instance_id: str) -> bytes:
-    return blake2b(instance_id.encode() + b"\0" + name, digest_size=8).digest()
+def _mixed(bits: int) -> int:
+    """Spread 64 bits so that each of the result depends on all (the finaliser of splitmix64)."""
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
+    return bits ^ bits >> 31
 
 
 def _named(instance_id: str | None, workers: Sequence[WorkerState]) -> WorkerState | None:

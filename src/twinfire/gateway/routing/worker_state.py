@@ -7,6 +7,7 @@ they were put on, so that old ones never touch the new.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 
 from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
 from twinfire.gateway.routing.step_time import StepTime
@@ -45,6 +46,7 @@ class WorkerState:
         "num_reported_running",
         "prefill",
         "prefill_tokens_per_s",
+        "rendezvous_seed",
         "role",
         "step_time",
     )
@@ -52,6 +54,7 @@ class WorkerState:
     def __init__(self, info: WorkerInfo, prior_step_s: float) -> None:
         self.info = info
         self.instance_id = info.instance_id
+        self.rendezvous_seed = rendezvous_seed(info.instance_id)
         self.role = info.role
         self.draining = False
         self.num_blocks = info.num_kv_blocks
@@ -111,3 +114,9 @@ class WorkerState:
                 waiting.entry.see(waiting.entry.charged)
             elif waiting.entry.charged:
                 yield waiting
+
+
+def rendezvous_seed(name: str) -> int:
+    """Return 64 bits of a name, the same in every process."""
+    encoded = name.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(encoded, digest_size=8).digest())
