@@ -5,10 +5,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from twinfire.protocol.tokens import pack_ids
+from twinfire.protocol.tokens import pack_ids, unpack_ids
 from twinfire.transfer.ports import BlockBytes
 
 
 def block_sums(content: BlockBytes, block_ids: Sequence[int]) -> bytes:
     """Return the crc32 of each block's wire form, as u32."""
     return pack_ids([zlib.crc32(content.export_blocks((block_id,))) for block_id in block_ids])
+
+
+def sums_agree(
+    content: BlockBytes, expected: bytes, block_ids: Sequence[int], indices: Sequence[int]
+) -> bool:
+    """Return whether the blocks at `indices` of a prompt hold what `expected`, of all, says."""
+    if len(expected) != len(pack_ids(block_ids)):
+        return False
+    sums = unpack_ids(expected)
+    found = unpack_ids(block_sums(content, [block_ids[index] for index in indices]))
+    return [sums[index] for index in indices] == list(found)

@@ -35,8 +35,9 @@ from twinfire.protocol.peer_messages import (
     Ticket,
 )
 from twinfire.protocol.tokens import unpack_generations, unpack_ids
-from twinfire.transfer.block_sums import block_sums
-from twinfire.transfer.connector import ReadFailed, RemoteBlock
+from twinfire.transfer.block_filler import BlockFiller
+from twinfire.transfer.block_sums import sums_agree
+from twinfire.transfer.connector import RemoteBlock
 from twinfire.transfer.fair_queue import FairQueue
 from twinfire.transfer.fault_points import FaultPoints
 from twinfire.transfer.incoming import Incoming, Stage
@@ -48,9 +49,6 @@ from twinfire.transfer.tombstones import Outcome, Tombstones
 from twinfire.transfer.verify_commit import check_commit, check_open
 
 MAX_WAITING = 1024
-MAX_READ_BLOCKS = 64
-MAX_READS = 2
-"""Reads under way for one hand-off: few, so that an aborted one is free soon."""
 RESERVE_RETRY_S = 0.02
 """How often a full worker looks whether there is room now."""
 
@@ -81,7 +79,6 @@ class HandOffReceiver:
         self._engine = engine
         self._peers = peers
         self._gateways = gateways
-        self._reader = reader
         self._accepted = accepted
         self._content = content
         self._block_size = block_size
@@ -93,6 +90,9 @@ class HandOffReceiver:
         self._tombstones = Tombstones(clock)
         self._reserves = Reserves(clock)
         self._queue = FairQueue(clock)
+        self._filler = BlockFiller(
+            reader, self._adopt_if_complete, self._fail, self._free, clock=clock, faults=faults
+        )
         self._incoming: dict[HandOffKey, Incoming] = {}
         self._next_retry_s = 0.0
 
@@ -290,47 +290,7 @@ class HandOffReceiver:
             return
         if not incoming.blocks.has_lost_some:
             incoming.stale_since_s = None
-        self._read_more(incoming)
-
-    def _read_more(self, incoming: Incoming) -> None:
-        assert incoming.reservation is not None
-        while incoming.num_reads < MAX_READS:
-            read = incoming.blocks.next_read(MAX_READ_BLOCKS)
-            if not read:
-                return
-            self._faults.hit("receiver.reading")
-            incoming.num_reads += 1
-            indices = list(read)
-            local_ids = [incoming.reservation.block_ids[index] for index in indices]
-
-            def on_end(error: ReadFailed | None, indices: list[int] = indices) -> None:
-                self._on_read_ended(incoming, indices, error)
-
-            self._reader.start(incoming.peer, list(read.values()), local_ids, on_end)
-
-    def _on_read_ended(
-        self, incoming: Incoming, indices: list[int], error: ReadFailed | None
-    ) -> None:
-        self._faults.hit("receiver.read")
-        incoming.num_reads -= 1
-        if incoming.stage is Stage.QUARANTINED:
-            if incoming.num_reads == 0:
-                self._free(incoming)
-            return
-        incoming.blocks.read_ended(indices, good=error is None)
-        if error is not None and not error.stale:
-            self._fail(incoming, f"blocks could not be read: {error}")
-            return
-        if incoming.blocks.has_lost_some:
-            if incoming.commit is not None:
-                self._fail(incoming, "blocks changed after the prefill worker had committed them")
-                return
-            # It was preempted there and announces the blocks again once they are computed.
-            incoming.stale_since_s = incoming.stale_since_s or self._clock()
-        if incoming.blocks.complete:
-            incoming.complete_s = self._clock()
-        self._read_more(incoming)
-        self._adopt_if_complete(incoming)
+        self._filler.read_more(incoming)
 
     # Ending
 
@@ -353,7 +313,9 @@ class HandOffReceiver:
         commit, reservation = incoming.commit, incoming.reservation
         if commit is None or reservation is None or not incoming.blocks.complete:
             return
-        if commit.block_sums and not self._sums_agree(incoming, commit):
+        if commit.block_sums and not sums_agree(
+            self._content, commit.block_sums, reservation.block_ids, incoming.blocks.read_indices
+        ):
             self._fail(incoming, "a block's content changed on its way")
             return
         self._faults.hit("receiver.before_adopt")
@@ -369,17 +331,6 @@ class HandOffReceiver:
             self._engine.cancel(key.gateway_id, key.request_id, choice)
         self._forget(incoming, "accepted")
         self._peers.send(incoming.peer.instance_id, Done(key))
-
-    def _sums_agree(self, incoming: Incoming, commit: Commit) -> bool:
-        assert incoming.reservation is not None
-        expected = unpack_ids(commit.block_sums)
-        indices = incoming.blocks.read_indices
-        if len(expected) != len(incoming.reservation.block_ids):
-            return False
-        found = unpack_ids(
-            block_sums(self._content, [incoming.reservation.block_ids[i] for i in indices])
-        )
-        return [expected[index] for index in indices] == list(found)
 
     def _on_abort(self, peer: Peer, key: HandOffKey) -> None:
         incoming = self._incoming.get(key)
