@@ -80,7 +80,7 @@ class PdGeneration:
 
     def take_delta(self, event: ChoiceDelta) -> None:
         """Record what a choice gained, and pass it on."""
-        self._request.outputs[event.choice] += event.tokens
+        self._request.outputs[event.choice].extend(event.tokens)
         if event.finish_reason is not None:
             self._forget(event.choice)
         self._buffer.put(event)
