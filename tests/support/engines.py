@@ -9,7 +9,7 @@ import numpy as np
 
 from support.mock_runner import MockRunner, mock_logits
 from support.numpy_sampling_ops import NumpySamplingOps
-from twinfire.engine.engine import Engine
+from twinfire.engine.engine import Engine, GatewayOutput
 from twinfire.engine.sampler import Sampler, SampleRow
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
@@ -31,6 +31,7 @@ def mock_engine(
     max_num_batched_tokens: int = 32,
     policy: str = "fcfs",
     enable_prefix_cache: bool = True,
+    hash_seed: bytes = b"",
 ) -> tuple[Engine, MockRunner]:
     runner = MockRunner(VOCAB, block_size)
     runner.init_kv(num_blocks)
@@ -42,6 +43,7 @@ def mock_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         policy=policy,  # type: ignore[arg-type]
         enable_prefix_cache=enable_prefix_cache,
+        hash_seed=hash_seed,
     )
     return Engine(Scheduler(config), runner, SAMPLER), runner
 
@@ -60,6 +62,7 @@ class Collected:
 
     answers: dict[int, Answer] = field(default_factory=dict)
     cached_tokens: int | None = None
+    computed_tokens: int | None = None
     prompt_logprobs: LogprobRows | None = None
     num_prompt_reports: int = 0
 
@@ -80,21 +83,25 @@ class Collector:
 
     def step(self) -> None:
         for gateway, output in self.engine.step().items():
-            for prompt in output.prompts:
-                record = self.record(gateway, prompt.request_id)
-                assert not record.answers, "tokens came before their prompt's report"
-                record.num_prompt_reports += 1
-                record.cached_tokens = prompt.cached_tokens
-                record.prompt_logprobs = prompt.prompt_logprobs
-            for delta in output.deltas:
-                record = self.record(gateway, delta.request_id)
-                answer = record.answers.setdefault(delta.choice, Answer())
-                assert answer.finish_reason is None, "a choice went on after its end"
-                answer.tokens += unpack_ids(delta.tokens)
-                answer.finish_reason = delta.finish_reason
-                answer.stop_token_id = delta.stop_token_id
-                if delta.logprobs is not None:
-                    answer.logprobs.append(delta.logprobs)
+            self.heard(gateway, output)
+
+    def heard(self, gateway: str, output: GatewayOutput) -> None:
+        for prompt in output.prompts:
+            record = self.record(gateway, prompt.request_id)
+            assert not record.answers, "tokens came before their prompt's report"
+            record.num_prompt_reports += 1
+            record.cached_tokens = prompt.cached_tokens
+            record.computed_tokens = prompt.computed_tokens
+            record.prompt_logprobs = prompt.prompt_logprobs
+        for delta in output.deltas:
+            record = self.record(gateway, delta.request_id)
+            answer = record.answers.setdefault(delta.choice, Answer())
+            assert answer.finish_reason is None, "a choice went on after its end"
+            answer.tokens += unpack_ids(delta.tokens)
+            answer.finish_reason = delta.finish_reason
+            answer.stop_token_id = delta.stop_token_id
+            if delta.logprobs is not None:
+                answer.logprobs.append(delta.logprobs)
 
     def record(self, gateway: str, request_id: int) -> Collected:
         return self.requests.setdefault((gateway, request_id), Collected())

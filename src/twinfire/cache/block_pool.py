@@ -33,6 +33,8 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         # Dicts with no values: sets that keep the order of registration.
         self._blocks_of_hash: dict[bytes, dict[int, None]] = {}
+        # Hashes whose presence differs from what was last told, and whether they are here now.
+        self._changes: dict[bytes, bool] = {}
 
     @property
     def num_free(self) -> int:
@@ -117,12 +119,36 @@ class BlockPool:
         known = self._hashes[block_id]
         assert known in (None, block_hash), f"block {block_id} changed its content while in use"
         self._hashes[block_id] = block_hash
-        self._blocks_of_hash.setdefault(block_hash, {})[block_id] = None
+        blocks = self._blocks_of_hash.get(block_hash)
+        if blocks is None:
+            blocks = self._blocks_of_hash[block_hash] = {}
+            self._note_change(block_hash, present=True)
+        blocks[block_id] = None
 
     def find(self, block_hash: bytes) -> int | None:
         """Return a block with this content, None if there is none."""
         blocks = self._blocks_of_hash.get(block_hash)
         return next(iter(blocks)) if blocks else None
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the hashes that can be found now and could not at the last call, and those lost.
+
+        A hash counts as found while at least one block has it.
+        """
+        stored = [name for name, present in self._changes.items() if present]
+        removed = [name for name, present in self._changes.items() if not present]
+        self._changes.clear()
+        return stored, removed
+
+    def findable_hashes(self) -> list[bytes]:
+        """Return all hashes that can be found, in the order of their registration."""
+        return list(self._blocks_of_hash)
+
+    def forget_free(self) -> None:
+        """Make what free blocks hold unfindable; blocks in use keep their hashes."""
+        for block_id, name in enumerate(self._hashes):
+            if name is not None and self._ref_counts[block_id] == 0:
+                self._forget(block_id)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless list, counts and hashes agree. O(num_blocks)."""
@@ -157,4 +183,10 @@ class BlockPool:
         del blocks[block_id]
         if not blocks:
             del self._blocks_of_hash[block_hash]
+            self._note_change(block_hash, present=False)
         self._hashes[block_id] = None
+
+    def _note_change(self, block_hash: bytes, *, present: bool) -> None:
+        # A second change since the last report undoes the first.
+        if self._changes.pop(block_hash, None) is None:
+            self._changes[block_hash] = present

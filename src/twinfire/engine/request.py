@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 from twinfire.engine.token_history import TokenHistory
-from twinfire.protocol.messages import FinishReason, LogprobRows
-from twinfire.protocol.sampling import SamplingParams
+from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
+from twinfire.protocol.peer_messages import HandOffKey
+from twinfire.protocol.tokens import unpack_ids
 from twinfire.scheduler.sequence import Sequence
 
 
@@ -16,33 +16,54 @@ class Choice:
     """One of a request's n answers. `sequence` is None until it forks and after it ends."""
 
     index: int
+    """Its number among the request's n, whichever of them are computed here."""
     history: TokenHistory
     sequence: Sequence | None = None
     finish_reason: FinishReason | None = None
 
 
 class Request:
-    """A submitted request. Choice 0 computes the prompt; the others fork from it."""
+    """A submitted request.
 
-    def __init__(
-        self,
-        gateway_id: str,
-        request_id: int,
-        prompt: array[int],
-        sampling: SamplingParams,
-        arrival_s: float,
-    ) -> None:
+    Its first choice computes the prompt and the others fork from it; choices that have output
+    already each have a sequence of their own from the start.
+    """
+
+    def __init__(self, gateway_id: str, message: Submit, arrival_s: float) -> None:
         self.gateway_id = gateway_id
-        self.request_id = request_id
-        self.prompt = prompt
-        self.sampling = sampling
-        self.choices = [Choice(index, TokenHistory(prompt)) for index in range(sampling.n)]
+        self.request_id = message.request_id
+        self.priority = message.priority
+        self.cache_salt = message.cache_salt
+        self.key = HandOffKey(gateway_id, message.request_id, message.attempt)
+        self.handed_over = message.hand_off is not None
+        """Whether another worker goes on once the prompt is computed."""
+        self.prompt = unpack_ids(message.prompt)
+        self.sampling = sampling = message.sampling
+        indices = message.choices or tuple(range(sampling.n))
+        outputs = message.outputs or (b"",) * len(indices)
+        self.resumed = bool(message.outputs)
+        self.choices = [Choice(index, TokenHistory(self.prompt)) for index in indices]
+        for choice, output in zip(self.choices, outputs, strict=True):
+            for token_id in unpack_ids(output):
+                choice.history.append(token_id)
+        self._by_index = {choice.index: choice for choice in self.choices}
         self.ending_token_ids = sampling.ending_token_ids
+        self.num_pulled_tokens = 0
         self.prompt_done = False
         self.arrival_s = arrival_s
         self.first_scheduled_s: float | None = None
         self._prompt_logprobs: list[LogprobRows] = []
         self._num_prompt_scored = 0
+
+    def choice(self, index: int) -> Choice:
+        """Return the choice of this number; KeyError when it is not computed here."""
+        return self._by_index[index]
+
+    def choices_named(self, index: int | None) -> list[Choice]:
+        """Return the choice of this number, none if it is not computed here, all for None."""
+        if index is None:
+            return self.choices
+        return [choice for choice in self.choices if choice.index == index]
 
     @property
     def finished(self) -> bool:
@@ -51,7 +72,7 @@ class Request:
 
     def choices_drawing_from(self, sequence: Sequence) -> list[int]:
         """Return the choices whose next token comes from `sequence`'s last row."""
-        if self.prompt_done:
+        if self.prompt_done or self.resumed:
             return [sequence.key[2]]
         return [choice.index for choice in self.choices if choice.finish_reason is None]
 

@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 2
 """Raised whenever a message changes shape; peers of another version are refused."""
 
 Role = Literal["mixed", "prefill", "decode"]
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error", "timeout"]
 ALL_CHOICES = -1
 
 

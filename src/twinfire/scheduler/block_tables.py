@@ -39,6 +39,37 @@ class BlockTables:
         self._copies_in_flight: list[_Copy] = []
         # A dict with no values: those released during the step, in order.
         self._held_until_step_ends: dict[Sequence, None] = {}
+        self._pinned: Counter[int] = Counter()
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are held for somebody who is no sequence."""
+        return len(self._pinned)
+
+    def pin(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks for somebody who is no sequence, beside whoever holds them."""
+        block_ids = list(block_ids)
+        self.pool.touch(block_ids)
+        self._pinned.update(block_ids)
+
+    def take(self, count: int, num_spare: int) -> list[int] | None:
+        """Hand out pinned blocks, or None when fewer than `num_spare` would be left."""
+        if count + num_spare > self.pool.num_free:
+            return None
+        blocks = self.pool.allocate(count)
+        assert blocks is not None, "room was checked before"
+        self._pinned.update(blocks)
+        return blocks
+
+    def unpin(self, block_ids: Iterable[int]) -> None:
+        """Undo `pin` or `take`."""
+        block_ids = list(block_ids)
+        for block_id in block_ids:
+            assert self._pinned[block_id] > 0, f"block {block_id} is not pinned"
+            self._pinned[block_id] -= 1
+            if not self._pinned[block_id]:
+                del self._pinned[block_id]
+        self.pool.free(block_ids)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return the blocks that a sequence needs, beyond those it has, for all its tokens."""
@@ -145,6 +176,7 @@ class BlockTables:
             expected.update(sequence.block_ids)
             if sequence not in self._held_until_step_ends:
                 self._check_sequence(sequence)
+        expected.update(self._pinned)
         for copy in (*self._pending_copies, *self._copies_in_flight):
             expected[copy.source] += 1
             assert copy.destination in copy.sequence.block_ids, "a copy outlived its destination"

@@ -35,6 +35,9 @@ class Scheduler:
         self._sequences: dict[Key, Sequence] = {}
         # A dict with no values: a set in the order of admission.
         self._running: dict[Sequence, None] = {}
+        # In the order they came, like those that run.
+        self._reserved: dict[Sequence, None] = {}
+        self._ready: dict[Sequence, None] = {}
         self._waiting = WaitingQueue(config.policy)
         self._plan_in_flight: StepPlan | None = None
         self._num_arrivals = 0
@@ -51,9 +54,26 @@ class Scheduler:
         return self._tables.pool
 
     @property
+    def tables(self) -> BlockTables:
+        """The blocks of sequences and those pinned for others."""
+        return self._tables
+
+    @property
     def num_running(self) -> int:
-        """Sequences that hold blocks."""
+        """Sequences that are computed or may be with the next step."""
         return len(self._running)
+
+    @property
+    def num_blocks_reserved(self) -> int:
+        """Blocks of prompts that somebody else computes."""
+        return sum(len(sequence.block_ids) for sequence in self._reserved)
+
+    @property
+    def num_prefill_tokens_waiting(self) -> int:
+        """Uncomputed tokens of sequences that have more than their next one to compute."""
+        running = (sequence.num_tokens - sequence.num_computed_tokens for sequence in self._running)
+        waiting = sum(sequence.num_tokens for sequence in self._waiting)
+        return waiting + sum(count for count in running if count > 1)
 
     @property
     def num_waiting(self) -> int:
@@ -100,10 +120,15 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         del self._sequences[sequence.key]
-        if sequence.status is Status.RUNNING:
-            del self._running[sequence]
-        else:
-            self._waiting.remove(sequence)
+        match sequence.status:
+            case Status.RUNNING:
+                del self._running[sequence]
+            case Status.RESERVED:
+                del self._reserved[sequence]
+            case Status.READY:
+                del self._ready[sequence]
+            case _:
+                self._waiting.remove(sequence)
         sequence.status = Status.FINISHED
         sequence.run_epoch += 1
         self._tables.release(sequence)
@@ -118,6 +143,50 @@ class Scheduler:
         self.num_preemptions += 1
         self._tables.release(sequence)
         self._waiting.push(sequence)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Take blocks for all tokens of a sequence that somebody else computes.
+
+        Its cached prefix is reused. False, with nothing changed, while there is no room beside what
+        running sequences are promised; InvalidRequest if it could never run.
+        """
+        self._check_can_ever_fit(sequence)
+        self._tables.extend_hashes(sequence)
+        prefix = self._tables.find_prefix(sequence)
+        num_spare = self.num_spare_blocks()
+        if not self._tables.fits(sequence, prefix, num_spare):
+            return False
+        self._num_arrivals += 1
+        sequence.arrival = self._num_arrivals
+        self._enlist(sequence)
+        self._tables.start(sequence, prefix)
+        grown = self._tables.grow(sequence, sequence.num_tokens)
+        assert grown, "room was checked before"
+        sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        sequence.status = Status.RESERVED
+        self._reserved[sequence] = None
+        return True
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Take a reserved sequence as computed, its blocks being filled; it runs from now on.
+
+        Only now can its blocks be found. Call it between `commit` and `schedule`.
+        """
+        assert sequence.status is Status.RESERVED, f"{sequence.key} is not reserved"
+        del self._reserved[sequence]
+        self._tables.advance(sequence, sequence.num_tokens)
+        sequence.status = Status.READY
+        self._ready[sequence] = None
+
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        """Add the token that follows an adopted sequence's computed ones."""
+        sequence.tokens.append(token_id)
+        if sequence.num_tokens >= (len(sequence.block_hashes) + 1) * self.config.block_size:
+            self._tables.extend_hashes(sequence)
+
+    def num_spare_blocks(self) -> int:
+        """Return the blocks that newcomers must leave to running sequences."""
+        return self._num_blocks_promised() + self._watermark()
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Add another choice after the parent's prompt, possibly with a first token of its own.
@@ -137,8 +206,7 @@ class Scheduler:
         child.block_hashes = parent.block_hashes[: length // self.config.block_size]
         self._tables.extend_hashes(child)
         self._enlist(child)
-        num_spare = self._num_blocks_promised() + self._watermark()
-        if self._has_place() and self._tables.share(parent, child, num_spare):
+        if self._has_place() and self._tables.share(parent, child, self.num_spare_blocks()):
             child.status = Status.RUNNING
             self._running[child] = None
         else:
@@ -151,6 +219,7 @@ class Scheduler:
         """
         assert self._plan_in_flight is None, "the last plan was not committed"
         draft = StepDraft(self.config.max_num_batched_tokens)
+        self._admit_ready()
         self._plan_running(draft)
         # What was just taken from one sequence must not go to a newcomer.
         if not draft.preempted:
@@ -185,12 +254,14 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, blocks and counts agree."""
-        listed = {*self._running, *self._waiting}
+        listed = {*self._running, *self._waiting, *self._reserved, *self._ready}
         assert listed == set(self._sequences.values()), "a sequence is nowhere or unknown"
-        assert len(listed) == len(self._running) + len(self._waiting), "a sequence runs and waits"
+        places = (self._running, self._reserved, self._ready)
+        num_listed = len(self._waiting) + sum(len(place) for place in places)
+        assert len(listed) == num_listed, "a sequence is in two places"
         assert len(self._running) <= self.config.max_num_seqs, "too many sequences run"
         for key, sequence in self._sequences.items():
-            expected = Status.RUNNING if sequence in self._running else Status.WAITING
+            expected = self._listed_status(sequence)
             assert sequence.key == key
             assert sequence.status is expected, f"{key} is {sequence.status}, not {expected}"
             assert sequence.num_computed_tokens <= sequence.num_tokens
@@ -198,7 +269,22 @@ class Scheduler:
             assert sequence.num_computed_tokens == 0, f"{sequence.key} waits with computed tokens"
         self._tables.check_integrity(self._sequences.values())
         if not self._sequences and self._plan_in_flight is None:
-            assert self.pool.num_used == 0, f"{self.pool.num_used} blocks are held by nobody"
+            held = self.pool.num_used - self._tables.num_pinned
+            assert held == 0, f"{held} blocks are held by nobody"
+
+    def _listed_status(self, sequence: Sequence) -> Status:
+        if sequence in self._running:
+            return Status.RUNNING
+        if sequence in self._reserved:
+            return Status.RESERVED
+        return Status.READY if sequence in self._ready else Status.WAITING
+
+    def _admit_ready(self) -> None:
+        while self._ready and self._has_place():
+            sequence = next(iter(self._ready))
+            del self._ready[sequence]
+            sequence.status = Status.RUNNING
+            self._running[sequence] = None
 
     def _plan_running(self, draft: StepDraft) -> None:
         decoding: list[Sequence] = []

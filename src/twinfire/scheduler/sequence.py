@@ -12,6 +12,10 @@ class Status(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    RESERVED = "reserved"
+    """Holds blocks for a prompt that somebody else computes."""
+    READY = "ready"
+    """Holds blocks with a computed prompt and waits for a place to run."""
     FINISHED = "finished"
 
 

@@ -1,0 +1,49 @@
+"""Requests whose prompts other workers compute: blocks reserved here until they are adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twinfire.engine.hand_off import Reservation
+from twinfire.engine.request import Request
+from twinfire.protocol.peer_messages import HandOffKey
+from twinfire.scheduler.scheduler import Scheduler
+from twinfire.scheduler.sequence import Sequence
+
+
+class IncomingPrompts:
+    """Reservations by key. Their sequences are neither waiting nor running."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._block_size = scheduler.config.block_size
+        self._reserved: dict[HandOffKey, tuple[Request, Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def __iter__(self) -> Iterator[tuple[Request, Sequence]]:
+        return iter(self._reserved.values())
+
+    def __contains__(self, key: HandOffKey) -> bool:
+        return key in self._reserved
+
+    def reserve(self, request: Request, sequence: Sequence) -> Reservation | None:
+        """Take the blocks of a request's tokens; None while there is no room."""
+        if not self._scheduler.reserve(sequence):
+            return None
+        self._reserved[request.key] = request, sequence
+        num_cached = sequence.num_computed_tokens // self._block_size
+        return Reservation(request.key, tuple(sequence.block_ids), num_cached)
+
+    def take(self, key: HandOffKey) -> tuple[Request, Sequence]:
+        """Return and forget a reservation whose blocks are filled; KeyError if there is none."""
+        request, sequence = self._reserved.pop(key)
+        self._scheduler.adopt(sequence)
+        return request, sequence
+
+    def release(self, key: HandOffKey) -> None:
+        """Free a reservation's blocks; unknown keys are ignored."""
+        _, sequence = self._reserved.pop(key, (None, None))
+        if sequence is not None:
+            self._scheduler.finish(sequence)

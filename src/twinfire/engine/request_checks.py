@@ -1,0 +1,56 @@
+"""What a request must be before an engine queues it. Every fault is InvalidRequest."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.messages import Submit
+
+
+def check_request(
+    message: Submit, prompt: array[int], outputs: Sequence[array[int]], vocab_size: int
+) -> None:
+    """Raise InvalidRequest, naming field and limit, unless the request makes sense."""
+    if not prompt:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    _check_choices(message, outputs)
+    sampling = message.sampling
+    named_ids = {
+        "prompt": (max(prompt),),
+        "outputs": tuple(max(output, default=0) for output in outputs),
+        "logit_bias": tuple(token_id for token_id, _ in sampling.logit_bias),
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "stop_token_ids": sampling.stop_token_ids,
+        "bad_words": tuple(token_id for word in sampling.bad_words for token_id in word),
+    }
+    for param, ids in named_ids.items():
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if outside:
+            raise InvalidRequest(
+                f"{param}: token id {outside[0]} is not in the vocabulary of {vocab_size}",
+                param=param,
+            )
+
+
+def _check_choices(message: Submit, outputs: Sequence[array[int]]) -> None:
+    n, choices = message.sampling.n, message.choices
+    if len(set(choices)) != len(choices) or not all(0 <= index < n for index in choices):
+        raise InvalidRequest(
+            f"choices: {choices} are not distinct numbers below n ({n})", "choices"
+        )
+    if not outputs:
+        return
+    if len(outputs) != len(choices):
+        raise InvalidRequest(
+            f"outputs: {len(outputs)} given for {len(choices)} choices", param="outputs"
+        )
+    longest, limit = max(map(len, outputs)), message.sampling.max_tokens
+    if longest >= limit:
+        raise InvalidRequest(
+            f"outputs: {longest} tokens are output already, the limit is {limit} (max_tokens)",
+            param="outputs",
+        )
+    if message.hand_off is not None and len(choices) > 1:
+        raise InvalidRequest("choices with outputs are handed over one by one", param="choices")
