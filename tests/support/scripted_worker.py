@@ -211,7 +211,7 @@ class ScriptedWorker:
                 return
 
     async def _live(self) -> None:
-        while True:
+        while not self.closed.is_set():
             self.say(Alive(next(self.step)))
             await asyncio.sleep(ALIVE_PERIOD_S)
 
