@@ -12,7 +12,7 @@ from twinfire.protocol.addresses import Address
 from twinfire.protocol.worker_config import ConnectorKind
 
 
-@pytest.fixture(params=["socket"])
+@pytest.fixture(params=["socket", "nixl"])
 def kind(request: pytest.FixtureRequest) -> ConnectorKind:
     if request.param == "nixl":
         pytest.importorskip("nixl_cu12", reason="NIXL is not installed (extra `nixl`)")

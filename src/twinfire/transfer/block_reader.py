@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from twinfire.protocol.addresses import Address
 from twinfire.protocol.errors import InvalidRequest
@@ -19,6 +21,7 @@ from twinfire.transfer.connector import KvMemory, ReadFailed
 from twinfire.transfer.data_link import LinkHello, LinkRefused, LinkSecurity, open_link
 from twinfire.transfer.data_stream import DataStream, StreamEnded
 from twinfire.transfer.data_wire import (
+    CONFIRMED,
     CONTENT,
     STALE,
     WINDOW,
@@ -26,6 +29,7 @@ from twinfire.transfer.data_wire import (
     max_blocks_per_request,
     receive_reason,
     receive_reply,
+    send_confirmation,
     send_request,
 )
 from twinfire.transfer.waker import Waker
@@ -33,6 +37,15 @@ from twinfire.transfer.waker import Waker
 log = logging.getLogger(__name__)
 
 _LINK_FAULTS = (StreamEnded, WireError, AuthError, LinkRefused, CarrierFailed, InvalidRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A reply that is to come: replies come in the order of the requests."""
+
+    request_id: int
+    chunk: ReadChunk
+    is_confirmation: bool = False
 
 
 class BlockReader:
@@ -62,7 +75,7 @@ class BlockReader:
         # The thread's own.
         self._reads: deque[BlockRead] = deque()
         self._to_request: deque[ReadChunk] = deque()
-        self._in_flight: deque[tuple[int, ReadChunk]] = deque()
+        self._awaited: deque[_Awaited] = deque()
         self._num_requests = 0
         self._thread = threading.Thread(
             target=self._run, name=f"read-{hello.meant_id[:8]}", daemon=True
@@ -113,27 +126,21 @@ class BlockReader:
 
     def _read_over_one_link(self) -> None:
         """Serve reads until the peer closes a link that nothing is asked for over."""
-        receiver = self._carrier.new_receiver()
-        stream: DataStream | None = None
-        try:
-            hello = LinkHello(
-                self._hello.version,
-                self._hello.carrier,
-                self._hello.instance_id,
-                self._hello.meant_id,
-                self._hello.kv_layout,
-                receiver.hello_data,
+        with ExitStack() as stack:
+            receiver = self._carrier.new_receiver()
+            stack.callback(receiver.close)
+            stream, answer = open_link(
+                self.address, self._security, self._hello, self._waker, self._timeout_s
             )
-            stream, _ = open_link(self.address, self._security, hello, self._waker, self._timeout_s)
+            stack.callback(stream.close)
+            receiver.open(answer.data)
             while True:
                 self._take_inbox()
                 self._fill_window(stream)
-                if self._in_flight:
+                if self._awaited:
                     self._take_reply(stream, receiver)
                 elif not stream.wait_while_idle() or self._waker.stopped:
                     return
-        finally:
-            receiver.close(stream)
 
     def _take_inbox(self) -> bool:
         """Plan the reads that have come; return whether there is anything to do."""
@@ -145,50 +152,62 @@ class BlockReader:
             read.imported(0)  # Ends one of no blocks.
         while self._reads and self._reads[0].ended:
             self._reads.popleft()
-        return bool(self._to_request or self._in_flight)
+        return bool(self._to_request or self._awaited)
 
     def _fill_window(self, stream: DataStream) -> None:
-        while self._to_request and len(self._in_flight) < WINDOW:
+        num_requested = sum(not awaited.is_confirmation for awaited in self._awaited)
+        while self._to_request and num_requested < WINDOW:
             chunk = self._to_request.popleft()
             if chunk.read.ended:
                 continue
             request_id = self._num_requests
             self._num_requests += 1
-            self._in_flight.append((request_id, chunk))
+            num_requested += 1
+            self._awaited.append(_Awaited(request_id, chunk))
             send_request(stream, request_id, request_id % WINDOW, chunk.remote)
 
     def _take_reply(self, stream: DataStream, receiver: ContentReceiver) -> None:
-        request_id, chunk = self._in_flight[0]
+        awaited = self._awaited.popleft()
+        request_id, chunk = awaited.request_id, awaited.chunk
         reply = receive_reply(stream)
         if reply.request_id != request_id:
             raise WireError(f"the peer answered {reply.request_id} instead of {request_id}")
-        if reply.status == CONTENT:
+        if awaited.is_confirmation:
+            if reply.status != CONFIRMED or reply.num_bytes:
+                raise WireError("the peer does not confirm what it sent")
+            chunk.read.imported(len(chunk.local_ids))
+        elif reply.status == CONTENT:
             expected = len(chunk.remote) * self._memory.kv_layout.bytes_per_block
             if reply.num_bytes != expected:
                 raise WireError(f"{reply.num_bytes} bytes of blocks that have {expected}")
-            content = receiver.receive(stream, request_id, request_id % WINDOW, expected)
-            self._import(chunk, content)
+            slot = request_id % WINDOW
+            content = receiver.receive(stream, slot, expected)
+            if receiver.needs_confirmation:
+                self._awaited.append(_Awaited(request_id, chunk, is_confirmation=True))
+                send_confirmation(stream, request_id, slot)
+                self._import(chunk, content)
+            elif self._import(chunk, content):
+                chunk.read.imported(len(chunk.local_ids))
         else:
             reason = receive_reason(stream, reply)
             chunk.read.end(ReadFailed(f"{self.address}: {reason}", stale=reply.status == STALE))
-        self._in_flight.popleft()
 
-    def _import(self, chunk: ReadChunk, content: memoryview) -> None:
+    def _import(self, chunk: ReadChunk, content: memoryview) -> bool:
         # What a failed read had asked for already still comes, and must not be written.
         if chunk.read.ended or self._waker.stopped:
-            return
+            return False
         try:
             self._memory.import_blocks(chunk.local_ids, content)
         except Exception as error:
             log.exception("blocks could not be filled")
             chunk.read.end(ReadFailed(f"blocks could not be filled: {error!r}"))
-        else:
-            chunk.read.imported(len(chunk.local_ids))
+            return False
+        return True
 
     def _fail_all(self, reason: str) -> None:
         self._take_inbox()
         failed, self._reads = self._reads, deque()
         self._to_request.clear()
-        self._in_flight.clear()
+        self._awaited.clear()
         for read in failed:
             read.end(ReadFailed(reason))

@@ -17,6 +17,9 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+
+import msgspec
 
 from twinfire.protocol.addresses import Address, TcpAddress, UnixAddress
 from twinfire.protocol.link_auth import AuthError
@@ -25,12 +28,15 @@ from twinfire.transfer.connector import KvMemory, RemoteBlock
 from twinfire.transfer.data_link import LinkHello, LinkRefused, LinkSecurity, accept_link, tune_tcp
 from twinfire.transfer.data_stream import DataStream, StreamEnded
 from twinfire.transfer.data_wire import (
+    CONFIRMED,
     FAULT,
     STALE,
     ReadRequest,
     WireError,
     receive_request,
+    requested_blocks,
     send_reason,
+    send_reply,
 )
 from twinfire.transfer.waker import Waker
 
@@ -124,14 +130,7 @@ class BlockServer:
                 tune_tcp(connected)
         stream = DataStream(connected, waker, READER_TIMEOUT_S)
         try:
-            reader = accept_link(stream, self._security, self._hello, tls=is_tcp)
-            sender = self._carrier.new_sender(reader.data)
-            try:
-                while True:
-                    stream.wait_readable()
-                    self._answer(stream, sender)
-            finally:
-                sender.close()
+            self._serve_reader(stream, tls=is_tcp)
         except StreamEnded as error:
             log.debug("a reader of blocks is gone: %s", error)
         except _HOSTILE as error:
@@ -144,9 +143,30 @@ class BlockServer:
                 del self._links[waker]
             waker.close()
 
-    def _answer(self, stream: DataStream, sender: ContentSender) -> None:
+    def _serve_reader(self, stream: DataStream, *, tls: bool) -> None:
+        with ExitStack() as stack:
+            senders: list[ContentSender] = []
+
+            def answer() -> LinkHello:
+                sender = self._carrier.new_sender()
+                stack.callback(sender.close)
+                senders.append(sender)
+                return msgspec.structs.replace(self._hello, data=sender.offer_data)
+
+            accept_link(stream, self._security, answer, tls=tls)
+            [sender] = senders
+            while True:
+                stream.wait_readable()
+                request = receive_request(stream, self._memory.kv_layout)
+                if isinstance(request, ReadRequest):
+                    self._answer(stream, request, sender)
+                else:
+                    sender.confirmed(request.slot)
+                    send_reply(stream, request.request_id, CONFIRMED, 0)
+
+    def _answer(self, stream: DataStream, request: ReadRequest, sender: ContentSender) -> None:
         memory = self._memory
-        request, blocks = receive_request(stream, memory.kv_layout, memory.num_blocks)
+        blocks = requested_blocks(request, memory.kv_layout, memory.num_blocks)
         if self._refuse_stale(stream, request, blocks):
             return
         try:

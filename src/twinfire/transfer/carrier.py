@@ -21,34 +21,44 @@ class ContentReceiver(Protocol):
     """The reading end of one link."""
 
     @property
-    def hello_data(self) -> bytes:
-        """What the other end must know."""
+    def needs_confirmation(self) -> bool:
+        """Whether content is good only once the serving end has said that it still held it."""
         ...
 
-    def receive(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> memoryview:
+    def open(self, offer_data: bytes) -> None:
+        """Hear the other end's `offer_data`; CarrierFailed when it makes no sense."""
+        ...
+
+    def receive(self, stream: DataStream, slot: int, num_bytes: int) -> memoryview:
         """Return the content that a reply announced, valid until `slot` is used again.
 
         Raises CarrierFailed, or StreamEnded.
         """
         ...
 
-    def close(self, stream: DataStream | None) -> None:
-        """Let go of the memory, and close the stream when nothing can be written to it any more.
-
-        `stream` is None where there never was a link.
-        """
+    def close(self) -> None:
+        """Let go of the memory, once nothing is written to it any more."""
         ...
 
 
 class ContentSender(Protocol):
     """The serving end of one link."""
 
+    @property
+    def offer_data(self) -> bytes:
+        """What the reading end must know."""
+        ...
+
     def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
         """Reply with content. Raises CarrierFailed, or StreamEnded."""
         ...
 
+    def confirmed(self, slot: int) -> None:
+        """The reader has received what was sent to `slot`."""
+        ...
+
     def close(self) -> None:
-        """Return when nothing of the reader's memory is being written any more."""
+        """Let go of the memory; a reader that still takes from it gets no confirmation."""
         ...
 
 
@@ -64,8 +74,8 @@ class Carrier(Protocol):
         """Return the reading end of a link to be made; CarrierFailed when there is no room."""
         ...
 
-    def new_sender(self, hello_data: bytes) -> ContentSender:
-        """Return the serving end for a reader; CarrierFailed when its hello makes no sense."""
+    def new_sender(self) -> ContentSender:
+        """Return the serving end for a reader; CarrierFailed when there is no room."""
         ...
 
     def close(self) -> None:

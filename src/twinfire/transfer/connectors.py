@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from twinfire.protocol.addresses import Address
-from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.worker_config import ConnectorKind, TlsFiles
 from twinfire.transfer.connector import Connector, KvMemory
 from twinfire.transfer.link_connector import READ_TIMEOUT_S
+from twinfire.transfer.nixl_connector import nixl_connector
 from twinfire.transfer.socket_connector import socket_connector
 
 
@@ -26,9 +26,8 @@ def make_connector(
     when `listen` is open to other hosts and nothing protects it, when certificates are no good, or
     when the kind is not installed; OSError when it cannot listen.
     """
-    if kind == "nixl":
-        raise InvalidRequest("this build has no NIXL connector; use --connector socket")
-    return socket_connector(
+    make = nixl_connector if kind == "nixl" else socket_connector
+    return make(
         memory,
         instance_id=instance_id,
         listen=listen,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -100,21 +101,24 @@ def open_link(
 
 
 def accept_link(
-    stream: DataStream, security: LinkSecurity, hello: LinkHello, *, tls: bool
-) -> LinkHello:
-    """Receive a reader, and refuse one as `open_link` does. Does not close the stream."""
+    stream: DataStream, security: LinkSecurity, answer: Callable[[], LinkHello], *, tls: bool
+) -> None:
+    """Receive a reader, and refuse one as `open_link` does. Does not close the stream.
+
+    `answer` is called once the reader has proved that it belongs to the cluster.
+    """
     stream.limit_time(INTRODUCTION_TIMEOUT_S)
     if tls and security.server_tls is not None:
         stream.start_tls(security.server_tls, server_side=True)
     _prove(stream, LinkHandshake(security.secret, initiator=False))
     reader = receive_message(stream, _HELLO_DECODER, MAX_HELLO_BYTES)
+    hello = answer()
     # Answered first, so that the reader can say itself what is wrong.
     send_message(stream, hello)
     if reader.meant_id != hello.instance_id:
         raise LinkRefused("the reader means another worker")
     _check_alike(hello, reader)
     stream.limit_time(None)
-    return reader
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:

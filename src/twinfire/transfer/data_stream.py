@@ -114,6 +114,11 @@ class DataStream:
                 else:
                     return
 
+    def check_wanted(self) -> None:
+        """Raise StreamEnded if another thread has stopped the waker."""
+        if self._waker.stopped:
+            raise StreamEnded("the connector let go of the link")
+
     def close(self) -> None:
         """Close the socket; the waker stays its owner's."""
         self._selector.close()
@@ -123,8 +128,7 @@ class DataStream:
         silent_until = time.monotonic() + self._timeout_s
         while True:
             # Before the attempt too, so that a stream that is always ready can be stopped.
-            if self._waker.stopped:
-                raise StreamEnded("the connector let go of the link")
+            self.check_wanted()
             try:
                 return operation()
             except BlockingIOError:
@@ -154,8 +158,7 @@ class DataStream:
 
     def _check_waker(self) -> None:
         self._waker.drain()
-        if self._waker.stopped:
-            raise StreamEnded("the connector let go of the link")
+        self.check_wanted()
 
     def _select(
         self, event: int, timeout_s: float | None

@@ -23,8 +23,8 @@ WINDOW = 2
 """Requests under way at once, so that one end packs a chunk while the other unpacks one."""
 MAX_REASON_BYTES = 1000
 
-CONTENT, STALE, FAULT = range(3)
-"""What a reply says: here it is, somebody else has the block, it cannot be read."""
+CONTENT, STALE, FAULT, CONFIRMED = range(4)
+"""What a reply says: here it is, somebody else has the block, it cannot be read, it was held."""
 
 _LENGTH = struct.Struct("<I")
 _REPLY = struct.Struct("<QII")
@@ -36,7 +36,7 @@ class WireError(Exception):
     """Something that no healthy peer of this version sends."""
 
 
-class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
     """Asks for blocks in their order; replies come in the order of the requests."""
 
     request_id: int
@@ -48,6 +48,13 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """i64, one per block."""
 
 
+class ConfirmRequest(msgspec.Struct, frozen=True, array_like=True, tag="confirm"):
+    """Says that the content for `slot` has been received; a reply means that it was still held."""
+
+    request_id: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyHeader:
     """What a reply begins with; `num_bytes` of blocks or of a reason follow."""
@@ -57,7 +64,7 @@ class ReplyHeader:
     num_bytes: int
 
 
-_REQUEST_DECODER = msgspec.msgpack.Decoder(ReadRequest)
+_REQUEST_DECODER = msgspec.msgpack.Decoder(ReadRequest | ConfirmRequest)
 _ID_BYTES, _GENERATION_BYTES = 4, 8
 
 
@@ -91,23 +98,31 @@ def send_request(stream: DataStream, request_id: int, slot: int, blocks: list[Re
     send_message(stream, request)
 
 
-def receive_request(
-    stream: DataStream, layout: KvLayout, num_blocks: int
-) -> tuple[ReadRequest, list[RemoteBlock]]:
-    """Return the next request and its blocks, which exist; WireError when it asks for others."""
-    limit = max_blocks_per_request(layout)
-    max_bytes = 64 + limit * (_ID_BYTES + _GENERATION_BYTES)
+def receive_request(stream: DataStream, layout: KvLayout) -> ReadRequest | ConfirmRequest:
+    """Return the next request; WireError when it is none."""
+    max_bytes = 64 + max_blocks_per_request(layout) * (_ID_BYTES + _GENERATION_BYTES)
     request = receive_message(stream, _REQUEST_DECODER, max_bytes)
+    if not 0 <= request.slot < WINDOW or not 0 <= request.request_id < 2**63:
+        raise WireError("a request that cannot be named or placed")
+    return request
+
+
+def requested_blocks(request: ReadRequest, layout: KvLayout, num_blocks: int) -> list[RemoteBlock]:
+    """Return what a request asks for; WireError when it is not among `num_blocks` blocks."""
+    limit = max_blocks_per_request(layout)
     count, odd = divmod(len(request.block_ids), _ID_BYTES)
     if odd or not 1 <= count <= limit or len(request.generations) != count * _GENERATION_BYTES:
         raise WireError(f"a request for {count} blocks; 1 to {limit} can be asked for")
-    if not 0 <= request.slot < WINDOW or not 0 <= request.request_id < 2**63:
-        raise WireError("a request that cannot be named or placed")
     ids, generations = array("I", request.block_ids), array("q", request.generations)
     for block_id in ids:
         if block_id >= num_blocks:
             raise WireError(f"a request for block {block_id} of {num_blocks}")
-    return request, [RemoteBlock(*pair) for pair in zip(ids, generations, strict=True)]
+    return [RemoteBlock(*pair) for pair in zip(ids, generations, strict=True)]
+
+
+def send_confirmation(stream: DataStream, request_id: int, slot: int) -> None:
+    """Ask whether the content of a request was held until now."""
+    send_message(stream, ConfirmRequest(request_id, slot))
 
 
 def send_reply(stream: DataStream, request_id: int, status: int, num_bytes: int) -> None:

@@ -17,33 +17,39 @@ from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
 class SocketReceiver:
     """Receives into one buffer, as blocks are unpacked before the next ones are taken in."""
 
-    hello_data = b""
+    needs_confirmation = False
 
     def __init__(self, max_bytes: int) -> None:
         self._buffer = memoryview(bytearray(max_bytes))
 
-    def receive(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> memoryview:
+    def open(self, offer_data: bytes) -> None:
+        """Nothing needs to be known."""
+
+    def receive(self, stream: DataStream, slot: int, num_bytes: int) -> memoryview:
         """Return the content that follows the reply."""
         content = self._buffer[:num_bytes]
         stream.receive_into(content)
         return content
 
-    def close(self, stream: DataStream | None) -> None:
-        """Close the stream: what still comes lands nowhere."""
-        if stream is not None:
-            stream.close()
+    def close(self) -> None:
+        """Nothing is written but by `receive`."""
 
 
 class SocketSender:
     """Sends blocks behind the reply."""
+
+    offer_data = b""
 
     def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
         """Reply with content."""
         send_reply(stream, request_id, CONTENT, len(content))
         stream.send(content)
 
+    def confirmed(self, slot: int) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
-        """Nothing is written but by `send`."""
+        """Nothing is kept."""
 
 
 class SocketCarrier:
@@ -58,7 +64,7 @@ class SocketCarrier:
         """Return the reading end of a link."""
         return SocketReceiver(self._max_bytes)
 
-    def new_sender(self, hello_data: bytes) -> SocketSender:
+    def new_sender(self) -> SocketSender:
         """Return the serving end of a link."""
         return SocketSender()
 

@@ -40,11 +40,11 @@ class Waker:
         self.stopped = True
         self.notify()
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a notice, and forget it; only the waiting thread calls this."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
-            selector.select()
+            selector.select(timeout_s)
         self.drain()
 
     def drain(self) -> None:
