@@ -18,6 +18,7 @@ from twinfire.protocol.messages import (
     PrefillProgress,
     Reserve,
     Reserved,
+    ResyncCache,
     Submit,
 )
 from twinfire.protocol.sampling import SamplingParams
@@ -167,8 +168,6 @@ def test_a_workers_cache_is_known_and_another_is_told_to_pull_from_it(tmp_path: 
 
 def test_a_gap_in_cache_events_is_asked_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        from twinfire.protocol.messages import ResyncCache
-
         async with worker_pool(tmp_path) as pool:
             worker = await pool.join("m")
             worker.say(CacheEvents(7, b"x" * 32))

@@ -42,8 +42,8 @@ class Failure:
 
     kind: FailureKind
     error: Exception
-    instance_id: str
-    """Worker that is to blame, and not to be asked again for this request."""
+    worker: PoolMember
+    """Who is to blame, and not to be asked again for this request as long as its link lasts."""
 
     @property
     def is_final(self) -> bool:
@@ -196,10 +196,10 @@ class Attempt:
             self._fail(DeadlineExceeded(notice.message), self.prefill)
         else:
             message = f"the prompt could not be handed over: {notice.message}"
-            self._end(Failure("hand_off", WorkerLost(message), self.prefill.instance_id))
+            self._end(Failure("hand_off", WorkerLost(message), self.prefill))
 
     def _fail(self, error: Exception, worker: PoolMember) -> None:
-        self._end(Failure(_kind(error, worker), error, worker.instance_id))
+        self._end(Failure(_kind(error, worker), error, worker))
 
     def _end(self, failure: Failure | None, *, finished: bool = False) -> None:
         if self.ended.done():

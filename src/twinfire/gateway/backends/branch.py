@@ -15,6 +15,7 @@ from typing import Protocol
 from twinfire.gateway.backends.attempt import Attempt, AttemptOwner, Failure
 from twinfire.gateway.backends.cluster_pool import ClusterPool
 from twinfire.gateway.backends.cluster_request import ClusterRequest
+from twinfire.gateway.backends.pool_member import PoolMember
 from twinfire.gateway.routing.route import NoWorker, Route, RouteRequest
 from twinfire.protocol.errors import InvalidRequest, WorkerLost
 from twinfire.protocol.messages import Fingerprint, PrefixPull
@@ -59,18 +60,23 @@ class Blame:
     """Workers that have failed a branch."""
 
     num_failures: int = 0
-    unfit: frozenset[str] = frozenset()
-    """They refused or were lost."""
-    bad_at_hand_over: frozenset[str] = frozenset()
+    unfit: frozenset[PoolMember] = frozenset()
+    """They refused or were lost; a worker that has joined again is another member."""
+    bad_at_hand_over: frozenset[PoolMember] = frozenset()
     """They could not hand a prompt over, but may do all of the request themselves."""
+
+    @property
+    def all_blamed(self) -> frozenset[PoolMember]:
+        """Whoever has failed in any way."""
+        return self.unfit | self.bad_at_hand_over
 
     def learn(self, failure: Failure) -> None:
         """Count one more."""
         self.num_failures += 1
         if failure.kind == "hand_off":
-            self.bad_at_hand_over |= {failure.instance_id}
+            self.bad_at_hand_over |= {failure.worker}
         else:
-            self.unfit |= {failure.instance_id}
+            self.unfit |= {failure.worker}
 
     def copy(self) -> Blame:
         """Return an independent one."""
@@ -188,7 +194,7 @@ class Branch:
         hashes = await self._pool.block_hashes(self._request, sorted(self.live))
         blame = self.blame
         try:
-            return await self._enter(request_id, hashes, blame.unfit | blame.bad_at_hand_over)
+            return await self._enter(request_id, hashes, blame.all_blamed)
         except NoWorker:
             if not blame.bad_at_hand_over:
                 raise self._last_error or WorkerLost("no worker can take this request") from None
@@ -198,14 +204,14 @@ class Branch:
             assert self._last_error is not None, "a worker was blamed without a fault"
             raise self._last_error from None
 
-    async def _enter(self, request_id: int, hashes: list[bytes], exclude: frozenset[str]) -> Route:
+    async def _enter(
+        self, request_id: int, hashes: list[bytes], exclude: frozenset[PoolMember]
+    ) -> Route:
         context = self._request.context
         is_first = not self.blame.num_failures
-        # Those that have left cannot be chosen, and nobody is excluded for having been here.
-        present = frozenset(name for name in exclude if self._pool.registry.get(name) is not None)
         try:
             return await self._pool.admission.enter(
-                self.route_request(request_id, sorted(self.live), hashes, present),
+                self.route_request(request_id, sorted(self.live), hashes, exclude),
                 # What has been tried before ends at its deadline as such, not as too much work.
                 context.deadline_s if is_first else None,
                 reject_if_busy=context.reject_if_busy and is_first,
@@ -220,10 +226,12 @@ class Branch:
         request_id: int | None,
         choices: Sequence[int],
         hashes: Sequence[bytes],
-        exclude: frozenset[str],
+        exclude: frozenset[PoolMember],
     ) -> RouteRequest:
         """Return what the router is asked for the next try of some of the choices."""
         request = self._request
+        # Those that have left cannot be chosen, and nobody is excluded for having been here.
+        present = (one for one in exclude if self._pool.registry.get(one.instance_id) is one)
         has_prompt = self._owner.has_prompt
         return RouteRequest(
             num_prompt_tokens=len(request.prompt),
@@ -231,7 +239,7 @@ class Branch:
             max_tokens=request.sampling.max_tokens,
             num_output_tokens=request.num_output_tokens(choices),
             affinity=request.context.affinity,
-            exclude=exclude,
+            exclude=frozenset(one.instance_id for one in present),
             priority=request.priority - (RESUME_PRIORITY_STEPS if has_prompt else 0),
             pd_policy=request.context.pd_policy,
             num_choices=len(choices),

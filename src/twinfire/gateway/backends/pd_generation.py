@@ -174,9 +174,7 @@ class PdGeneration:
         if chain is not None:
             extra = cache_extra_key(salt=request.cache_salt)
             chain.extend(hashes, request.tokens_so_far([choice]), extra)
-        blame = branch.blame
-        exclude = blame.unfit | blame.bad_at_hand_over
-        asked = branch.route_request(None, [choice], hashes, exclude)
+        asked = branch.route_request(None, [choice], hashes, branch.blame.all_blamed)
         with contextlib.suppress(WorkerLost, Overloaded, InvalidRequest):
             route = self._pool.router.route(asked)
             if route.prefill is not None:
