@@ -14,6 +14,8 @@ namespace tf::TF_ISA {
 namespace {
 
 constexpr int kWriteTileTokens = 16;
+// Memory is asked for so many planes before it is read.
+constexpr int kPlanesAhead = 8;
 constexpr float kLog2E = 1.4426950408889634f;
 // Where a running maximum starts: finite, so that a chunk of hidden keys makes no NaN.
 constexpr float kLowest = -FLT_MAX;
@@ -72,6 +74,13 @@ struct Chunk {
   const float* value_scales[kChunkBlocks];
 };
 
+// The planes to ask for while those of a chunk are read.
+template <typename Element>
+struct Ahead {
+  const Element* of_keys[kChunkBlocks];
+  const Element* of_values[kChunkBlocks];
+};
+
 // What one chunk gives a group's rows, in lanes: each row's largest score and sum of weights.
 struct ChunkSums {
   alignas(64) float maximum[kLanes];
@@ -87,6 +96,8 @@ class TileRun {
         tile_(plan_.tile(tile)),
         kv_head_(tile % shape_.num_kv_heads),
         num_rows_(tile_.num_tokens * shape_.queries_per_kv_head()),
+        own_planes_(plan_, args.kv, tile),
+        next_planes_(plan_, args.kv, std::max(0, args.next_tile)),
         work_(shape_, args.kv.format, scratch) {}
 
   void run() {
@@ -96,6 +107,7 @@ class TileRun {
       store_kv_rows(args_.heads, args_.kv, args_.slots, tile_.first_row, end,
                     step.query_starts[tile_.sequence + 1] - 1, tile_.num_tokens, kv_head_);
     }
+    ask_for_next_slot();
     take_queries();
     clear_sums();
     attend_chunks();
@@ -201,18 +213,57 @@ class TileRun {
   void attend_in_place() {
     // Of several groups only the first would wait for memory.
     const bool reads_ahead = num_rows_ <= kGroupRows;
-    Chunk<Element> chunk = chunk_at<Element>(tile_.first_chunk);
     for (int index = tile_.first_chunk; index < tile_.end_chunk; ++index) {
-      const Chunk<Element> next =
-          index + 1 < tile_.end_chunk ? chunk_at<Element>(index + 1) : chunk;
+      const Chunk<Element> chunk = chunk_at<Element>(index);
+      const Ahead<Element> ahead = planes_ahead<Element>(index);
       for (int row = 0; row < num_rows_; row += kGroupRows)
-        attend_group<Element>(chunk, row, reads_ahead ? &next : nullptr);
-      chunk = next;
+        attend_group<Element>(chunk, row, reads_ahead ? &ahead : nullptr);
     }
   }
 
   template <typename Element>
-  void attend_group(const Chunk<Element>& chunk, int first_row, const Chunk<Element>* next) {
+  Ahead<Element> planes_ahead(int index) const {
+    const int first = (index - tile_.first_chunk) * PlaneStream::kChunkPlanes;
+    const int num_blocks = own_planes_.blocks_of_chunk(index - tile_.first_chunk);
+    Ahead<Element> ahead{};
+    for (int i = 0; i < num_blocks; ++i) {
+      ahead.of_keys[i] = plane_at<Element>(first + i + kPlanesAhead);
+      ahead.of_values[i] = plane_at<Element>(first + num_blocks + i + kPlanesAhead);
+    }
+    return ahead;
+  }
+
+  // What the thread reads at a position of the tile's planes, or so much later.
+  template <typename Element>
+  const Element* plane_at(int position) const {
+    const auto* plane = [&] {
+      const int later = position - own_planes_.size();
+      if (later < 0) return own_planes_.at(position);
+      if (args_.next_tile >= 0) return next_planes_.at(std::min(later, next_planes_.size() - 1));
+      return args_.next ? args_.next + later * args_.kv.plane_bytes() : own_planes_.at(0);
+    }();
+    return reinterpret_cast<const Element*>(plane);
+  }
+
+  // The lines that a next tile of one token will write.
+  void ask_for_next_slot() const {
+    if (args_.next_tile < 0) return;
+    const AttentionTile& next = plan_.tile(args_.next_tile);
+    if (!next.writes_kv || next.num_tokens > 1) return;
+    const int32_t slot = args_.slots[next.first_row];
+    const int offset = slot % kBlockTokens, dim = shape_.head_dim;
+    const int element = args_.kv.format == KvFormat::bf16 ? 2 : 1;
+    const int kv_head = args_.next_tile % shape_.num_kv_heads;
+    const std::byte* keys = args_.kv.head(slot / kBlockTokens, kv_head);
+    const std::byte* values = keys + args_.kv.plane_bytes();
+    for (int pair = 0; pair < dim / 2; ++pair)
+      __builtin_prefetch(keys + (pair * kBlockTokens + offset) * 2 * element, 1, kSecondLevel);
+    for (int at = 0; at < 2 * dim * element; at += 64)
+      __builtin_prefetch(values + offset / 2 * dim * 2 * element + at, 1, kSecondLevel);
+  }
+
+  template <typename Element>
+  void attend_group(const Chunk<Element>& chunk, int first_row, const Ahead<Element>* next) {
     const int rows = group_rows(first_row), dim = shape_.head_dim;
     const int lowest = lowest_key(first_row) - chunk.first_key;
     const int highest = position(first_row + rows - 1) - chunk.first_key;
@@ -225,11 +276,11 @@ class TileRun {
     const int end_block = std::min(chunk.end_block, highest / kBlockTokens + 1);
     if (is_seen) {
       score_group<Element>(work_.queries + first_row * (dim / 2), rows, chunk.keys, first_block,
-                           end_block, dim, work_.scores, next ? chunk.values : nullptr);
+                           end_block, dim, work_.scores, next ? next->of_keys : nullptr);
       for (int r = 0; r < rows; ++r)
         weigh_row(chunk, first_block, end_block, first_row + r, r, sums);
     }
-    const Planes<Element> ahead = next ? next->keys : nullptr;
+    const Planes<Element> ahead = next ? next->of_values : nullptr;
     if (tile_.split >= 0) {
       float* partial = chunk_partial(chunk.index);
       std::copy_n(sums.maximum, rows, partial + first_row);
@@ -360,6 +411,8 @@ class TileRun {
   const AttentionTile& tile_;
   const int kv_head_;
   const int num_rows_;
+  const PlaneStream own_planes_;
+  const PlaneStream next_planes_;
   Workspace work_;
 };
 

@@ -31,6 +31,10 @@ struct AttentionArgs {
   RowFormat format;  // of `out`: f32 or bf16
   std::byte* out;    // [num_tokens][query_width], in bf16 its padding written too
   size_t out_row_bytes;
+  // What the thread probably reads after this tile, asked for meanwhile: that tile, or where it is
+  // -1 the bytes at `next`, or where that is null nothing.
+  int next_tile = -1;
+  const std::byte* next = nullptr;
 };
 
 // One per instruction set: TF_FOR_ISA(isa, kAttentionKernels).

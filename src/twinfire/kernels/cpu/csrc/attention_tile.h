@@ -8,12 +8,12 @@
 
 #include "attention_plan.h"
 #include "kv_cache.h"
+#include "plane_stream.h"
 #include "simd.h"
 
 namespace tf::TF_ISA {
 
 constexpr int kGroupRows = 12;
-constexpr int kChunkBlocks = kChunkKeys / kBlockTokens;
 constexpr int kBlockVectors = kBlockTokens / kLanes;
 
 // Limits that keep the accumulators and one row of operands in registers.

@@ -55,6 +55,8 @@ class EagerAttention final : public TileRunner {
     if (!plan_.writes_kv() && phase % 2 == 0) return kernels_.write_kv(write_args(layer), tile);
     AttentionArgs args = args_;
     args.kv = layers_[layer];
+    const int next_tile = tile + team_->num_threads();
+    args.next_tile = next_tile < plan_.num_tiles() ? next_tile : -1;
     kernels_.attend(args, tile, scratch_[size_t(thread)].get());
   }
 

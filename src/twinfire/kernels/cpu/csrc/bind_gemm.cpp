@@ -41,13 +41,17 @@ PackedMatrix matrix_shape(std::string_view format, int n, int k, bool gated, boo
   return {parse<WeightFormat>(kWeightFormats, format), n, k, gated, has_bias, nullptr};
 }
 
+constexpr size_t kHugePageBytes = size_t(2) << 20;
+
 // Zeroed, at the start of a page, in huge pages where the system has them.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> allocate_bytes(size_t num_bytes) {
   struct Mapping {
     void* at;
     size_t size;
   };
-  const size_t size = std::max<size_t>(num_bytes, 1);
+  // Aligned, so that all of it but its end is in huge pages.
+  const bool is_large = num_bytes >= kHugePageBytes;
+  const size_t size = std::max<size_t>(num_bytes, 1) + (is_large ? kHugePageBytes : 0);
   void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
@@ -58,7 +62,9 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> allocate_bytes(size_t num_bytes) {
     munmap(mapping->at, mapping->size);
     delete mapping;
   });
-  return {at, {num_bytes}, owner};
+  auto* first = static_cast<uint8_t*>(at);
+  if (is_large) first += -reinterpret_cast<uintptr_t>(at) % kHugePageBytes;
+  return {first, {num_bytes}, owner};
 }
 
 void check_parts(const PackedMatrix& matrix, const std::vector<SourcePart>& parts,
@@ -127,12 +133,18 @@ size_t least_out_row_bytes(const PackedMatrix& matrix, Epilogue epilogue) {
 
 class TilesOfOne : public TileRunner {
  public:
-  TilesOfOne(const GemmKernels& kernels, const GemmArgs& args) : kernels_(kernels), args_(args) {}
-  void run_tile(int, int tile, int) override { kernels_.run(args_, tile); }
+  TilesOfOne(const GemmKernels& kernels, const GemmArgs& args, int num_threads)
+      : kernels_(kernels), args_(args), num_threads_(num_threads) {}
+  void run_tile(int, int tile, int) override {
+    GemmArgs own = args_;
+    own.next = gemm_weights_after(args_, tile, num_threads_);
+    kernels_.run(own, tile);
+  }
 
  private:
   const GemmKernels& kernels_;
   const GemmArgs& args_;
+  const int num_threads_;
 };
 
 void gemm(const PackedMatrix& matrix, ConstMatrix<uint8_t> rows, std::string_view epilogue_name,
@@ -154,12 +166,9 @@ void gemm(const PackedMatrix& matrix, ConstMatrix<uint8_t> rows, std::string_vie
   const int num_tiles = gemm_num_tiles(args);
   if (num_tiles == 0) return;
   const nb::gil_scoped_release released;
-  if (team == nullptr) {
-    for (int tile = 0; tile < num_tiles; ++tile) kernels.run(args, tile);
-    return;
-  }
-  TilesOfOne runner(kernels, args);
-  team->run(std::array{num_tiles}, runner);
+  TilesOfOne runner(kernels, args, team ? team->num_threads() : 1);
+  if (team) return team->run(std::array{num_tiles}, runner);
+  for (int tile = 0; tile < num_tiles; ++tile) runner.run_tile(0, tile, 0);
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ struct GemmArgs {
   Epilogue epilogue;
   void* out;
   size_t out_row_bytes;  // from one row to the next
+  // What the thread probably reads after this tile, asked for meanwhile; null: nothing.
+  const std::byte* next = nullptr;
 };
 
 // What a matrix of this format reads.
@@ -73,6 +75,21 @@ inline int gemm_num_tiles(const GemmArgs& args) {
   if (args.num_rows == 0) return 0;
   const GemmTiling tiling = gemm_tiling(args);
   return tiling.row_tiles * tiling.column_tiles;
+}
+
+// Where a tile's weights begin.
+inline const std::byte* gemm_tile_weights(const GemmArgs& args, int tile) {
+  const GemmTiling tiling = gemm_tiling(args);
+  const int panels_per_tile = tiling.vectors_per_tile * 16 / kPanelColumns;
+  return args.matrix->panel(tile / tiling.row_tiles * panels_per_tile);
+}
+
+// The weights that a thread probably reads after those of `tile`, tiles being claimed in turn; null
+// where the next tile has the same ones, or there is none.
+inline const std::byte* gemm_weights_after(const GemmArgs& args, int tile, int num_threads) {
+  if (tile + num_threads >= gemm_num_tiles(args)) return nullptr;
+  const std::byte* next = gemm_tile_weights(args, tile + num_threads);
+  return next == gemm_tile_weights(args, tile) ? nullptr : next;
 }
 
 struct GemmKernels {

@@ -50,30 +50,38 @@ constexpr std::array<DotRows, sizeof...(kIndex)> dot_table(std::index_sequence<k
   return {&dot_rows<Format, int(kIndex) + 1, kVectors, kLines>...};
 }
 
-// Rows are dealt to equal runs of at most as many as fit in registers. One run alone reads the
-// weights in their order, as the processor's own prefetching likes it. Of several the later ones
-// find them in cache, and so each of the first asks for its share of the block that comes next.
+// Rows are dealt to equal runs of at most as many as fit in registers. A run alone asks for memory
+// a fixed distance ahead, as does every step of a sweep. Of several all but the first find their
+// weights in cache, so memory is kept busy by each of them asking for its share of what comes next.
 template <typename Format, int kVectors>
 void dot_strip(const TilePart& part, int k, int k_end, int first_vector, std::byte* sums) {
-  constexpr int kMaxRows = kRegisterSums / kVectors, kLines = 2;
-  constexpr int kAskingRuns = kStepBytes / kCacheLine / kLines;
-  static constexpr auto plain =
-      dot_table<Format, kVectors, 0>(std::make_index_sequence<kMaxRows>());
-  static constexpr auto asking =
-      dot_table<Format, kVectors, kLines>(std::make_index_sequence<kMaxRows>());
+  constexpr int kMaxRows = kRegisterSums / kVectors, kLines = kStepBytes / kCacheLine;
+  constexpr int kStrips = kPanelVectors / kVectors, kStepsAhead = 32;
+  using Heights = std::make_index_sequence<kMaxRows>;
+  static constexpr std::array<std::array<DotRows, kMaxRows>, kLines + 1> tables = {
+      dot_table<Format, kVectors, 0>(Heights()), dot_table<Format, kVectors, 1>(Heights()),
+      dot_table<Format, kVectors, 2>(Heights()), {}, dot_table<Format, kVectors, 4>(Heights())};
   const std::byte* weights = part.weights() + size_t(k) * Format::kElementBytes * kPanelColumns;
   const int steps = (k_end - k) * Format::kElementBytes / 4;
-  const std::byte* ahead = weights + size_t(steps) * kStepBytes;
-  weights += size_t(first_vector) * 4 * kLanes;
-  const int runs = (part.num_rows + kMaxRows - 1) / kMaxRows;
-  const bool asks = runs > 1 && part.first_row == 0;
-  for (int run = 0; run < runs; ++run) {
+  const std::byte* next = part.after(weights + size_t(steps) * kStepBytes);
+  const int runs = (part.num_rows + kMaxRows - 1) / kMaxRows, passes = runs * kStrips;
+  const auto multiply = [&](int lines, int run, int first, int count, const std::byte* ahead) {
     const int row = part.num_rows * run / runs, end = part.num_rows * (run + 1) / runs;
-    const auto& table = asks && run < kAskingRuns ? asking : plain;
-    table[size_t(end - row - 1)](part.row(row) + size_t(k) * Format::kElementBytes,
-                                 part.args.row_bytes, weights, steps,
-                                 sums + (size_t(row) * kPanelColumns + first_vector * kLanes) * 4,
-                                 ahead + size_t(run) * steps * kLines * kCacheLine);
+    tables[size_t(lines)][size_t(end - row - 1)](
+        part.row(row) + size_t(k) * Format::kElementBytes + size_t(first) * 4, part.args.row_bytes,
+        weights + size_t(first) * kStepBytes + size_t(first_vector) * 4 * kLanes, count,
+        sums + (size_t(row) * kPanelColumns + first_vector * kLanes) * 4, ahead);
+  };
+  if (passes == 1) {
+    const int last = std::min(steps, kStepsAhead);
+    multiply(kLines, 0, 0, steps - last, weights + size_t(last) * kStepBytes);
+    return multiply(next ? kLines : 0, 0, steps - last, last, next);
+  }
+  for (int run = 0; run < runs; ++run) {
+    const int pass = first_vector / kVectors * runs + run;
+    const int first_line = kLines * pass / passes, end_line = kLines * (pass + 1) / passes;
+    const int lines = next ? end_line - first_line : 0;
+    multiply(lines, run, 0, steps, lines ? next + first_line * steps * kCacheLine : nullptr);
   }
 }
 

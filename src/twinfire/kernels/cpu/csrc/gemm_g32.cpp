@@ -112,7 +112,7 @@ struct Groups {
   }
 
   // A single row of q8_0 asks for memory faster than the processor's prefetching likes: computed
-  // twice at once, it was half as fast again.
+  // twice at once, it was half as fast again, and asking ahead as well only made it slower.
   static void add_doubled_row(RowGroups& rows, const std::byte* weights, int count, float* sums) {
     std::memcpy(rows.values[1], rows.values[0], sizeof rows.values[0]);
     std::memcpy(rows.scales[1], rows.scales[0], sizeof rows.scales[0]);
@@ -141,22 +141,27 @@ struct Groups {
     }
     const std::byte* weights = part.weights() + size_t(first) * Block::kGroupBytes;
     float* at = sums.f32 + row * kPanelColumns;
-    // One or two rows wait for memory alone and read a panel in its order, as the processor's own
-    // prefetching likes it. More rows read it vector by vector, so that each weight is unpacked
-    // once, and the first of them ask for the next block meanwhile.
+    // One or two rows wait for memory alone: they read a panel in its order and ask for the next
+    // block at the pace at which they read this one. More rows read it vector by vector, so that
+    // each weight is unpacked once, and the first of them ask for their share.
     if constexpr (kRows == 1 && kRows <= kWholePanelRows && Block::kDoublesSingleRow)
       if (part.num_vectors == kPanelVectors) return add_doubled_row(rows, weights, count, at);
+    constexpr int kLines = Block::kGroupBytes / kCacheLine;
+    const std::byte* ahead = part.after(weights + count * Block::kGroupBytes);
     if constexpr (kRows <= kWholePanelRows)
-      if (part.num_vectors == kPanelVectors)
-        return add_groups<Block, kRows, kPanelVectors, 0>(rows, weights, 0, count, at, nullptr);
-    constexpr int kShare = (Block::kGroupBytes / kPanelVectors + kCacheLine - 1) / kCacheLine;
-    const std::byte* ahead = weights + count * Block::kGroupBytes;
+      if (part.num_vectors == kPanelVectors) {
+        constexpr auto asking = &add_groups<Block, kRows, kPanelVectors, kLines>;
+        constexpr auto plain = &add_groups<Block, kRows, kPanelVectors, 0>;
+        return (ahead ? asking : plain)(rows, weights, 0, count, at, ahead);
+      }
+    constexpr int kShare = (kLines + kPanelVectors - 1) / kPanelVectors;
     for (int v = part.first_vector; v < part.first_vector + part.num_vectors; ++v) {
-      if (part.first_row + row == 0)
-        add_groups<Block, kRows, 1, kShare>(rows, weights, v, count, at + v * kLanes, ahead);
+      const int before = (v - part.first_vector) * count * kShare * kCacheLine;
+      if (ahead && row == 0)
+        add_groups<Block, kRows, 1, kShare>(rows, weights, v, count, at + v * kLanes,
+                                            ahead + before);
       else
         add_groups<Block, kRows, 1, 0>(rows, weights, v, count, at + v * kLanes, nullptr);
-      ahead += count * kShare * kCacheLine;
     }
   }
 

@@ -26,9 +26,15 @@ union Sums {
 struct TilePart {
   const GemmArgs& args;
   int panel, first_vector, num_vectors, first_row, num_rows;
+  const std::byte* next;  // read after this panel, or null
 
   const PackedMatrix& matrix() const { return *args.matrix; }
   const std::byte* weights() const { return matrix().panel(panel); }
+  // What is read after the block of K that ends at `block_end`; null where others ask for it.
+  const std::byte* after(const std::byte* block_end) const {
+    if (block_end - weights() == ptrdiff_t(matrix().value_bytes())) return next;
+    return first_row == 0 ? block_end : nullptr;
+  }
   const std::byte* row(int index) const {
     return args.rows + size_t(first_row + index) * args.row_bytes;
   }
@@ -123,7 +129,9 @@ void run_tile(const GemmArgs& args, int tile) {
   for (int v = first; v < last;) {
     const int in_panel = v % kPanelVectors;
     const int count = std::min(kPanelVectors - in_panel, last - v);
-    const TilePart part{args, v / kPanelVectors, in_panel, count, first_row, num_rows};
+    const int panel = v / kPanelVectors;
+    const std::byte* next = v + count < last ? matrix.panel(panel + 1) : args.next;
+    const TilePart part{args, panel, in_panel, count, first_row, num_rows, next};
     Format::begin(part, sums);
     for (int block = 0; block < num_blocks; ++block)
       Format::accumulate(part, groups * block / num_blocks * kGroupSize,

@@ -93,11 +93,15 @@ void Program::logits(int start, int stop, float* out) {
                 sizeof(float) * size_t(head_->n)};
   args.rows += size_t(start) * args.row_bytes;
   struct Head final : TileRunner {
-    Head(const GemmKernels& gemm, const GemmArgs& args) : gemm(gemm), args(args) {}
-    void run_tile(int, int tile, int) override { gemm.run(args, tile); }
-    const GemmKernels& gemm;
+    Head(const StepContext& context, const GemmArgs& args) : context(context), args(args) {}
+    void run_tile(int, int tile, int) override {
+      GemmArgs own = args;
+      own.next = gemm_weights_after(args, tile, context.num_threads);
+      context.gemm.run(own, tile);
+    }
+    const StepContext& context;
     const GemmArgs& args;
-  } head(context_.gemm, args);
+  } head(context_, args);
   const int num_tiles = gemm_num_tiles(args);
   team_->run({&num_tiles, 1}, head);
 }
@@ -168,9 +172,22 @@ void Program::run_phases() {
   num_phases_before_ += phases_.size();
 }
 
+const std::byte* Program::upcoming(int phase, int tile) const {
+  const int num_threads = context_.num_threads;
+  for (tile += num_threads; size_t(phase) < phases_.size(); ++phase) {
+    const int num_tiles = tiles_of_phase_[size_t(phase)];
+    if (tile < num_tiles)
+      if (const std::byte* first = phases_[size_t(phase)].node->reads_first(context_, tile))
+        return first;
+    tile = std::max(tile - num_tiles, 0) % num_threads;
+  }
+  return nullptr;
+}
+
 void Program::run_tile(int phase, int tile, int thread) {
   const Phase& running = phases_[size_t(phase)];
   ThreadScratch& scratch = scratch_[size_t(thread)];
+  scratch.reads_next = upcoming(phase, tile);
   if (!running.own_input) {
     running.node->run_tile(context_, tile, scratch);
     return;
@@ -181,7 +198,8 @@ void Program::run_tile(int phase, int tile, int thread) {
     running.own_input->run_rows(context_, 0, num_rows, scratch.rows.data(), scratch);
     scratch.prepared_phase = serial;
   }
-  static_cast<const GemmNode*>(running.node)->run_tile_on(context_, tile, scratch.rows.data());
+  const auto& matrix = static_cast<const GemmNode&>(*running.node);
+  matrix.run_tile_on(context_, tile, scratch.rows.data(), scratch);
 }
 
 }  // namespace tf

@@ -19,7 +19,8 @@ namespace tf {
 
 class Program final : private TileRunner {
  public:
-  Program(Isa isa, std::shared_ptr<ThreadTeam> team) : context_(isa), team_(std::move(team)) {}
+  Program(Isa isa, std::shared_ptr<ThreadTeam> team)
+      : context_(isa, team->num_threads()), team_(std::move(team)) {}
 
   int add_buffer(RowFormat format, int width, bool per_logit_row);
   int add_rope(std::vector<float> inv_freq, float attention_factor);
@@ -63,6 +64,8 @@ class Program final : private TileRunner {
   void reserve_scratch();
   void run_phases();
   void run_tile(int phase, int tile, int thread) override;
+  // What a thread probably reads after `tile`, tiles being claimed in turn; null: nothing.
+  const std::byte* upcoming(int phase, int tile) const;
 
   StepContext context_;
   std::shared_ptr<ThreadTeam> team_;

@@ -93,12 +93,19 @@ int GemmNode::num_tiles(const StepContext& context) const {
   return context.num_rows(out_) ? gemm_num_tiles(args(context, nullptr)) : 0;
 }
 
-void GemmNode::run_tile(StepContext& context, int tile, ThreadScratch&) const {
-  run_tile_on(context, tile, context.data(in_));
+void GemmNode::run_tile(StepContext& context, int tile, ThreadScratch& scratch) const {
+  run_tile_on(context, tile, context.data(in_), scratch);
 }
 
-void GemmNode::run_tile_on(StepContext& context, int tile, const std::byte* rows) const {
-  context.gemm.run(args(context, rows), tile);
+void GemmNode::run_tile_on(StepContext& context, int tile, const std::byte* rows,
+                           const ThreadScratch& scratch) const {
+  GemmArgs own = args(context, rows);
+  if (scratch.reads_next != gemm_tile_weights(own, tile)) own.next = scratch.reads_next;
+  context.gemm.run(own, tile);
+}
+
+const std::byte* GemmNode::reads_first(const StepContext& context, int tile) const {
+  return gemm_tile_weights(args(context, nullptr), tile);
 }
 
 HeadRows AttentionSpec::heads(const StepContext& context) const {
@@ -131,6 +138,7 @@ int AttentionNode::num_tiles(const StepContext& context) const {
 }
 
 void AttentionNode::run_tile(StepContext& context, int tile, ThreadScratch& scratch) const {
+  const int next_tile = tile + context.num_threads;
   const Buffer& target = context.buffers[size_t(spec_.out)];
   const AttentionArgs args{spec_.heads(context),
                            context.kv->layer(spec_.layer),
@@ -139,7 +147,9 @@ void AttentionNode::run_tile(StepContext& context, int tile, ThreadScratch& scra
                            spec_.scale,
                            target.format,
                            context.data(spec_.out),
-                           target.row_bytes()};
+                           target.row_bytes(),
+                           next_tile < num_tiles(context) ? next_tile : -1,
+                           scratch.reads_next};
   context.attention.attend(args, tile, scratch.workspace.data());
 }
 

@@ -19,6 +19,8 @@ class Node {
   virtual int num_tiles(const StepContext& context) const = 0;
   virtual void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const = 0;
   virtual size_t workspace_bytes(const StepContext&) const { return 0; }
+  // Where a tile begins to read what is in no cache yet, such as weights; null: nowhere.
+  virtual const std::byte* reads_first(const StepContext&, int) const { return nullptr; }
 };
 
 // A node that turns each row by itself into a row of `out`, so that where rows are few every thread
@@ -101,8 +103,10 @@ class GemmNode final : public Node {
   std::string label() const override;
   int num_tiles(const StepContext& context) const override;
   void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
+  const std::byte* reads_first(const StepContext& context, int tile) const override;
   // With rows of the input that lie elsewhere than in its buffer.
-  void run_tile_on(StepContext& context, int tile, const std::byte* rows) const;
+  void run_tile_on(StepContext& context, int tile, const std::byte* rows,
+                   const ThreadScratch& scratch) const;
 
  private:
   GemmArgs args(const StepContext& context, const std::byte* rows) const;

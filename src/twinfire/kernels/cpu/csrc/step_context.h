@@ -84,16 +84,19 @@ struct RopeFactors {
 struct ThreadScratch {
   AlignedBytes rows;  // a node's input that the thread computed for itself
   AlignedBytes workspace;
+  const std::byte* reads_next = nullptr;  // what the thread probably reads after its tile
   uint64_t prepared_phase = 0;  // whose input `rows` holds, counted over all runs
 };
 
 struct StepContext {
-  explicit StepContext(Isa isa)
-      : gemm(TF_FOR_ISA(isa, kGemmKernels)),
+  StepContext(Isa isa, int num_threads)
+      : num_threads(num_threads),
+        gemm(TF_FOR_ISA(isa, kGemmKernels)),
         packing(TF_FOR_ISA(isa, kPackingKernels)),
         attention(TF_FOR_ISA(isa, kAttentionKernels)),
         row_ops(TF_FOR_ISA(isa, kRowKernels)) {}
 
+  const int num_threads;
   const GemmKernels& gemm;
   const PackingKernels& packing;
   const AttentionKernels& attention;
