@@ -9,8 +9,9 @@ import numpy as np
 
 from support.mock_runner import MockRunner, mock_logits
 from support.numpy_sampling_ops import NumpySamplingOps
-from twinfire.engine.engine import Engine, GatewayOutput
+from twinfire.engine.engine import Engine
 from twinfire.engine.sampler import Sampler, SampleRow
+from twinfire.engine.step_report import GatewayOutput
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.sampling import SamplingParams

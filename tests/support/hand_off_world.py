@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from twinfire.engine.engine import GatewayOutput
 from twinfire.engine.hand_off import (
     BlocksComputed,
     HandOffEvent,
     PromptComputed,
     Reservation,
 )
+from twinfire.engine.step_report import GatewayOutput
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import (
     ALL_CHOICES,

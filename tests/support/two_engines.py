@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from support.engines import Collector
-from twinfire.engine.engine import Engine, GatewayOutput
+from twinfire.engine.engine import Engine
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, PromptComputed, Reservation
 from twinfire.engine.runner import Runner
+from twinfire.engine.step_report import GatewayOutput
 from twinfire.protocol.messages import HandOff, Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.sampling import SamplingParams

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-RequestKey = tuple[str, int]
-"""Gateway id and request id."""
+from twinfire.engine.request_table import RequestKey
 
 
 class Deadlines:

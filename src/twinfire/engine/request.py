@@ -35,6 +35,7 @@ class Request:
         self.priority = message.priority
         self.cache_salt = message.cache_salt
         self.key = HandOffKey(gateway_id, message.request_id, message.attempt)
+        self.timeout_s = message.timeout_s
         self.handed_over = message.hand_off is not None
         """Whether another worker goes on once the prompt is computed."""
         self.prompt = unpack_ids(message.prompt)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from twinfire.engine.engine import GatewayOutput
+from twinfire.engine.step_report import GatewayOutput
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import (
     ALL_CHOICES,

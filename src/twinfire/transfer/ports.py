@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from twinfire.engine.engine import GatewayOutput
 from twinfire.engine.hand_off import BlockHold, PrefixImport, Reservation
+from twinfire.engine.step_report import GatewayOutput
 from twinfire.protocol.messages import (
     ALL_CHOICES,
     ChoiceDelta,
@@ -117,7 +117,7 @@ class HoldingEngine(Protocol):
         """Pin the leading blocks that are cached."""
         ...
 
-    def release_block_hold(self, hold_id: int) -> None:
+    def release_hold(self, hold_id: int) -> None:
         """Unpin; unknown ids are ignored."""
         ...
 

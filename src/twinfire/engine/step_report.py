@@ -1,0 +1,217 @@
+"""What a step means for its requests: tokens, ends, forks and hand-overs, and who hears of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from twinfire.engine.inputs import DrawRow
+from twinfire.engine.outgoing_prompts import OutgoingPrompts
+from twinfire.engine.request import Choice, Request
+from twinfire.engine.request_table import RequestTable
+from twinfire.engine.sampler import Sample
+from twinfire.protocol.messages import (
+    ChoiceDelta,
+    FinishReason,
+    Preempted,
+    PrefillProgress,
+    PromptDone,
+)
+from twinfire.protocol.tokens import pack_ids
+from twinfire.scheduler.block_tables import BlockTables
+from twinfire.scheduler.sequence import Sequence
+from twinfire.scheduler.step_plan import StepPlan
+
+
+@dataclass(slots=True)
+class GatewayOutput:
+    """What one step produced for one gateway."""
+
+    prompts: list[PromptDone] = field(default_factory=list)
+    deltas: list[ChoiceDelta] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
+    preempted: list[Preempted] = field(default_factory=list)
+
+
+Outputs = defaultdict[str, GatewayOutput]
+"""By gateway id."""
+
+
+class StepReporter:
+    """Applies the results of steps to the table's requests."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        outgoing: OutgoingPrompts,
+        blocks: BlockTables,
+        block_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._outgoing = outgoing
+        self._blocks = blocks
+        self._block_size = block_size
+        self._clock = clock
+
+    def expired(self, request: Request, outputs: Outputs) -> None:
+        """End a request whose time is over."""
+        for choice in request.choices:
+            if choice.finish_reason is None:
+                delta = _delta(request, choice, [], "timeout")
+                if not request.handed_over:
+                    outputs[request.gateway_id].deltas.append(delta)
+            if choice.sequence is not None:
+                self._table.drop(choice.sequence, choice)
+        if request.handed_over:
+            self._outgoing.ended(request, "the request's time is over")
+        self._table.forget_if_finished(request)
+
+    def preempted(self, plan: StepPlan, outputs: Outputs) -> None:
+        """Tell which choices have to be computed anew."""
+        for sequence in plan.preempted:
+            request = self._table.owners[sequence]
+            if request.handed_over:
+                continue
+            found = self._blocks.find_prefix(sequence)
+            num_cached = len(found) * self._block_size
+            outputs[request.gateway_id].preempted.append(
+                Preempted(request.request_id, sequence.key[2], sequence.num_tokens - num_cached)
+            )
+
+    def progress(self, plan: StepPlan, outputs: Outputs) -> None:
+        """Tell how far the prompts are that were computed on in this step."""
+        for piece in plan.slices:
+            request = self._table.owners.get(piece.sequence)
+            if request is None or request.prompt_done or not piece.is_live:
+                continue
+            progress = PrefillProgress(request.request_id, piece.end)
+            outputs[request.gateway_id].progress.append(progress)
+            if request.handed_over:
+                self._outgoing.computed(request, piece.sequence, piece.end)
+
+    def unsampled(self, plan: StepPlan, outputs: Outputs) -> None:
+        """End the requests that wanted their prompt computed and no output."""
+        for piece in plan.slices:
+            request = self._table.owners[piece.sequence]
+            if not piece.reaches_end or request.sampling.max_tokens > 0:
+                continue
+            prompt = self._prompt_done(request, piece.sequence)
+            deltas = [
+                _delta(request, choice, [], "length")
+                for choice in request.choices
+                if choice.finish_reason is None
+            ]
+            if request.handed_over:
+                self._outgoing.done(request, piece.sequence, piece.end, prompt, tuple(deltas))
+            else:
+                output = outputs[request.gateway_id]
+                output.prompts.append(prompt)
+                output.deltas += deltas
+            self._table.drop(piece.sequence, request.choices[0])
+            self._table.forget_if_finished(request)
+
+    def drawn(self, draws: list[DrawRow], samples: list[Sample], outputs: Outputs) -> None:
+        """Turn drawn tokens into deltas; fork, hand over and end sequences."""
+        forked: list[tuple[DrawRow, Choice]] = []
+        ended: list[tuple[Sequence, Choice]] = []
+        handed_over: dict[Sequence, tuple[DrawRow, PromptDone, list[ChoiceDelta]]] = {}
+        for draw, sample in zip(draws, samples, strict=True):
+            request, choice = draw.request, draw.request.choice(draw.choice)
+            parent = draw.piece.sequence
+            if not request.prompt_done:
+                request.prompt_done = True
+                prompt = self._prompt_done(request, parent)
+                if request.handed_over:
+                    handed_over[parent] = draw, prompt, []
+                else:
+                    outputs[request.gateway_id].prompts.append(prompt)
+            choice.history.append(sample.token_id)
+            finish_reason, stop_token_id = _finish(request, choice, sample.token_id)
+            delta = _delta(request, choice, [sample.token_id], finish_reason, stop_token_id, sample)
+            if request.handed_over:
+                handed_over[parent][2].append(delta)
+                continue
+            outputs[request.gateway_id].deltas.append(delta)
+            if choice.sequence is None and finish_reason is None:
+                forked.append((draw, choice))
+            elif choice.sequence is not None and finish_reason is not None:
+                ended.append((choice.sequence, choice))
+        # Forks share the parent's blocks, so the parent is dropped after them.
+        for draw, choice in forked:
+            self._table.fork(draw.request, draw.piece.sequence, choice)
+        for sequence, (draw, prompt, first) in handed_over.items():
+            self._hand_over(draw.request, sequence, draw.piece.end, prompt, first)
+        ended.extend(_cancelled_parents(draws))
+        for sequence, choice in ended:
+            self._table.drop(sequence, choice)
+        for request in {draw.request for draw in draws}:
+            self._table.forget_if_finished(request)
+
+    def _hand_over(
+        self,
+        request: Request,
+        sequence: Sequence,
+        num_tokens: int,
+        prompt: PromptDone,
+        first: list[ChoiceDelta],
+    ) -> None:
+        """End a request whose prompt is done here; its blocks stay pinned."""
+        self._outgoing.done(request, sequence, num_tokens, prompt, tuple(first))
+        self._table.drop(sequence, request.choices[0])
+        for choice in request.choices:
+            choice.finish_reason = choice.finish_reason or "length"
+
+    def _prompt_done(self, request: Request, sequence: Sequence) -> PromptDone:
+        started_s = request.first_scheduled_s
+        assert started_s is not None, "a prompt was computed that was never scheduled"
+        num_cached = sequence.num_cached_tokens or 0
+        return PromptDone(
+            request_id=request.request_id,
+            cached_tokens=num_cached,
+            computed_tokens=sequence.num_prompt_tokens - num_cached,
+            pulled_tokens=min(request.num_pulled_tokens, num_cached),
+            queue_s=started_s - request.arrival_s,
+            prefill_s=self._clock() - started_s,
+            prompt_logprobs=request.prompt_logprobs(),
+        )
+
+
+def _delta(
+    request: Request,
+    choice: Choice,
+    tokens: list[int],
+    finish_reason: FinishReason | None,
+    stop_token_id: int | None = None,
+    sample: Sample | None = None,
+) -> ChoiceDelta:
+    choice.finish_reason = finish_reason
+    return ChoiceDelta(
+        request_id=request.request_id,
+        choice=choice.index,
+        tokens=pack_ids(tokens),
+        finish_reason=finish_reason,
+        stop_token_id=stop_token_id,
+        logprobs=sample.logprobs if sample else None,
+    )
+
+
+def _cancelled_parents(draws: list[DrawRow]) -> list[tuple[Sequence, Choice]]:
+    """Return sequences whose own choice was cancelled while they computed the prompt for others."""
+    parents = {draw.piece.sequence: draw.request for draw in draws}
+    choices = [(sequence, request.choice(sequence.key[2])) for sequence, request in parents.items()]
+    return [
+        (sequence, choice) for sequence, choice in choices if choice.finish_reason == "cancelled"
+    ]
+
+
+def _finish(
+    request: Request, choice: Choice, token_id: int
+) -> tuple[FinishReason | None, int | None]:
+    if token_id in request.ending_token_ids:
+        own = token_id if token_id in request.sampling.stop_token_ids else None
+        return "stop", own
+    if choice.history.num_output >= request.sampling.max_tokens:
+        return "length", None
+    return None, None
