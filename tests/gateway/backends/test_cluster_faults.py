@@ -172,7 +172,7 @@ def test_losing_decode_mid_stream_resumes_without_gap_or_repeat(
             fault(decode, first)
             second = await next_reserve(workers)
             again = (await second.expect(Reserve)).submit
-            assert again.outputs == (pack_ids([5, 6]),)
+            assert (again.choices, again.outputs) == ((0,), (pack_ids([5, 6]),))
             assert again.sampling.max_tokens == 50
             assert again.sampling.prompt_logprobs == -1
             second.accept(again.request_id, {0: [7]}, cached=96)

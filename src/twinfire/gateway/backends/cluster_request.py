@@ -68,8 +68,8 @@ class ClusterRequest:
         if resumes and sampling.prompt_logprobs >= 0:
             # They have been delivered, and to ask again would keep caches from being read.
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
-        is_whole = len(choices) == sampling.n
         has_output = any(self.outputs[choice] for choice in choices)
+        is_whole = len(choices) == sampling.n and not has_output
         return Submit(
             request_id=request_id,
             prompt=self.packed_prompt,
