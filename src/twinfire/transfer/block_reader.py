@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from twinfire.protocol.addresses import Address
-from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.link_auth import AuthError
 from twinfire.transfer.block_read import BlockRead, ReadChunk
 from twinfire.transfer.carrier import Carrier, CarrierFailed, ContentReceiver
@@ -36,7 +35,7 @@ from twinfire.transfer.waker import Waker
 
 log = logging.getLogger(__name__)
 
-_LINK_FAULTS = (StreamEnded, WireError, AuthError, LinkRefused, CarrierFailed, InvalidRequest)
+_LINK_FAULTS = (StreamEnded, WireError, AuthError, LinkRefused, CarrierFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class BlockReader:
             try:
                 self._read_over_one_link()
             except _LINK_FAULTS as error:
-                self._fail_all(f"{self.address}: {error}")
+                self._fail_all(self._stop_reason or f"{self.address}: {error}")
             except Exception as error:
                 log.exception("reading from %s failed", self.address)
                 self._fail_all(f"{self.address}: {error!r}")

@@ -213,7 +213,10 @@ class NixlAgent:
     def _make_progress(self, api: _NixlApi) -> bool:
         """Return whether a read has ended."""
         if not self._reads:
-            api.get_new_notifs()
+            try:
+                api.get_new_notifs()
+            except Exception as error:
+                log.warning("NIXL made no progress: %s", error)
             return False
         under_way = []
         for read in self._reads:
