@@ -12,8 +12,10 @@ from pathlib import Path
 from support.engines import mock_engine
 from twinfire.engine.engine import Engine
 from twinfire.protocol.messages import WorkerInfo
-from twinfire.worker.link_server import LinkServer
-from twinfire.worker.worker import Inbox, Stop, Worker
+from twinfire.worker.gateway_links import GatewayLinks
+from twinfire.worker.inbox import Inbox, Stop
+from twinfire.worker.link_thread import LinkThread
+from twinfire.worker.worker import Worker
 
 MAX_UNREAD_BYTES = 500_000
 
@@ -46,8 +48,10 @@ class RunningWorker:
 def running_worker(folder: Path) -> Iterator[RunningWorker]:
     inbox: Inbox = queue.SimpleQueue()
     socket_path = str(folder / "worker.sock")
-    links = LinkServer(socket_path, inbox.put, max_unread_bytes=MAX_UNREAD_BYTES)
-    links.start()
+    link_thread = LinkThread()
+    link_thread.start()
+    links = GatewayLinks(link_thread, inbox.put, max_unread_bytes=MAX_UNREAD_BYTES)
+    links.listen(socket_path)
     engine, _ = mock_engine(num_blocks=512, max_model_len=1024)
     worker = Worker(engine, links, inbox, INFO)
     thread = threading.Thread(target=worker.run)
@@ -57,5 +61,6 @@ def running_worker(folder: Path) -> Iterator[RunningWorker]:
     finally:
         inbox.put(Stop())
         thread.join(10)
-        links.stop()
+        links.flush()
+        link_thread.stop()
         assert not thread.is_alive()

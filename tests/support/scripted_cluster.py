@@ -75,6 +75,7 @@ class JoinedWorker(asyncio.Protocol):
         self.alive_steps: list[int] = []
         self.cache: set[bytes] = set()
         self.cache_sequence = -1
+        """Negative until all that is cached has been told."""
         self.failure: str | None = None
         self.is_open = True
 
@@ -116,6 +117,8 @@ class JoinedWorker(asyncio.Protocol):
             case CacheEvents(sequence, stored, removed, reset):
                 if reset:
                     self.cache.clear()
+                elif self.cache_sequence < 0:
+                    return
                 else:
                     assert sequence == self.cache_sequence + 1
                 self.cache_sequence = sequence

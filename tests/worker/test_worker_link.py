@@ -27,7 +27,7 @@ from twinfire.protocol.messages import (
 )
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids, unpack_ids
-from twinfire.worker.worker import Drain
+from twinfire.worker.inbox import Drain
 
 ENDLESS = SamplingParams(max_tokens=900, seed=1)
 

@@ -117,7 +117,7 @@ class HoldingEngine(Protocol):
         """Pin the leading blocks that are cached."""
         ...
 
-    def release_hold(self, hold_id: int) -> None:
+    def release_block_hold(self, hold_id: int) -> None:
         """Unpin; unknown ids are ignored."""
         ...
 

@@ -1,7 +1,8 @@
 """A worker process: `python -m twinfire.worker CONFIG`, CONFIG being a `WorkerConfig` as JSON.
 
-Listens at once, then loads, so that whoever started it sees how far it is. Ends when its standard
-input closes, on SIGTERM (both after what runs has finished), or when it cannot go on.
+Listens and dials at once, then loads, so that whoever started it sees how far it is. Ends on
+SIGTERM and, under a supervisor, when its standard input closes (both after what runs has finished),
+or when it cannot go on. `TWINFIRE_FAULTS` arms fault points, for tests.
 """
 
 from __future__ import annotations
@@ -15,19 +16,14 @@ import threading
 
 import msgspec
 
-from twinfire.protocol.errors import TwinfireError
-from twinfire.protocol.messages import Failed, Loading
+from twinfire.protocol.errors import InvalidRequest, TwinfireError
 from twinfire.protocol.startup_stages import StartupStages
 from twinfire.protocol.worker_config import WorkerConfig, decode_worker_config
-from twinfire.worker.build import build_engine
-from twinfire.worker.link_server import LinkServer
-from twinfire.worker.worker import Drain, Inbox, Worker
+from twinfire.worker.inbox import Drain, Inbox
+from twinfire.worker.process import WorkerProcess
 
 STDIN_FILENO = 0
-FAILURE_NOTICE_S = 5.0
-"""How long a worker that cannot start waits for somebody to tell."""
-
-log = logging.getLogger("twinfire.worker")
+FAULTS_VARIABLE = "TWINFIRE_FAULTS"
 
 
 def main() -> int:
@@ -43,31 +39,34 @@ def main() -> int:
         print(f"usage: python -m twinfire.worker CONFIG-AS-JSON ({error})", file=sys.stderr)
         return 2
     inbox: Inbox = queue.SimpleQueue()
-    # A terminal's Ctrl-C goes to the whole group; the gateway decides when its worker ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: inbox.put(Drain()))
-    threading.Thread(target=_watch_parent, args=(inbox,), name="parent", daemon=True).start()
-    links = LinkServer(config.socket_path, inbox.put)
-    links.start()
-    status = _serve(config, links, inbox, stages)
-    links.stop()
-    return status
+    if config.supervised:
+        # A terminal's Ctrl-C goes to the whole group; the supervisor decides when workers end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_watch_parent, args=(inbox,), name="parent", daemon=True).start()
+    else:
+        signal.signal(signal.SIGINT, lambda *_: inbox.put(Drain()))
+    return _run(config, inbox, stages)
 
 
-def _serve(config: WorkerConfig, links: LinkServer, inbox: Inbox, stages: StartupStages) -> int:
+def _run(config: WorkerConfig, inbox: Inbox, stages: StartupStages) -> int:
+    if config.niceness:
+        os.nice(config.niceness)
+    if not config.faults:
+        faults = os.environ.get(FAULTS_VARIABLE, "")
+        config = msgspec.structs.replace(config, faults=faults)
     try:
-        built = build_engine(
-            config, lambda stage, done, total: links.announce(Loading(stage, done, total)), stages
-        )
-    except TwinfireError as error:
-        links.announce(Failed(str(error)))
-        if not links.wait_for_gateway(FAILURE_NOTICE_S):
-            log.error("%s", error)
+        process = WorkerProcess(config, inbox)
+    except (InvalidRequest, OSError) as error:
+        print(f"twinfire worker: {error}", file=sys.stderr)
         return 1
-    built.weight_saver.start()
-    Worker(built.engine, links, inbox, built.info).run()
-    built.weight_saver.finish()
-    return 0
+    try:
+        return process.run(stages)
+    except TwinfireError as error:
+        process.report(error)
+        return 1
+    finally:
+        process.close()
 
 
 def _watch_parent(inbox: Inbox) -> None:

@@ -40,10 +40,17 @@ from twinfire.worker.heartbeat import Heartbeat
 from twinfire.worker.inbox import FromPeer, PeerLost
 
 
-class ExchangeEngine(
-    SubmitEngine, SendingEngine, ReceivingEngine, PullingEngine, HoldingEngine, Protocol
-):
+class Prefixes(PullingEngine, HoldingEngine, Protocol):
+    """Both sides of pulls."""
+
+
+class ExchangeEngine(SubmitEngine, SendingEngine, ReceivingEngine, Protocol):
     """All that an exchange asks of an engine."""
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """Cached blocks that are exchanged."""
+        ...
 
     def take_hand_off_events(self) -> list[HandOffEvent]:
         """Return what happened to hand-offs since the last call."""
@@ -85,9 +92,11 @@ class Exchange:
         self._gateways = gateways
         self._heartbeat = heartbeat
         self._reads = BlockReads(connector, post)
-        self._puller = PrefixPuller(engine, dialled, self._reads, clock=clock, faults=faults)
+        self._puller = PrefixPuller(
+            engine.prefixes, dialled, self._reads, clock=clock, faults=faults
+        )
         self._holder = PrefixHolder(
-            engine, accepted, lease_s=settings.lease_s, clock=clock, faults=faults
+            engine.prefixes, accepted, lease_s=settings.lease_s, clock=clock, faults=faults
         )
         self._admission = Admission(engine, self._puller, self._refused)
         self._sender = HandOffSender(
