@@ -146,9 +146,9 @@ def test_a_block_given_away_during_the_read_is_stale(make_end: MakeEnd) -> None:
     assert here.memory.imports == []
 
 
-def test_no_read_succeeds_with_anothers_content(make_end: MakeEnd, listen: Address) -> None:
+def test_no_read_succeeds_with_anothers_content(make_end: MakeEnd) -> None:
     """The owner gives blocks away all the time; what is read is whole and of the generation."""
-    there = make_end(ArrayMemory(64, LARGE).fill(), listen, name="there")
+    there = make_end(ArrayMemory(64, LARGE).fill(), name="there")
     here = make_end(ArrayMemory(64, LARGE))
     chance = random.Random(11)
     stop = threading.Event()

@@ -18,6 +18,8 @@ class Waker:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._reader, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._closed = False
         self.stopped = False
@@ -42,10 +44,8 @@ class Waker:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a notice, and forget it; only the waiting thread calls this."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reader, selectors.EVENT_READ)
-            selector.select(timeout_s)
-        self.drain()
+        if self._selector.select(timeout_s):
+            self.drain()
 
     def drain(self) -> None:
         """Forget the notices so far; only the waiting thread calls this."""
@@ -57,5 +57,6 @@ class Waker:
         """Close the descriptors; later notices go nowhere."""
         with self._lock:
             self._closed = True
+            self._selector.close()
             self._reader.close()
             self._writer.close()
