@@ -325,3 +325,37 @@ def test_every_fault_at_every_point_leaves_nothing_behind(
     tmp_path: Path, model: Path, transport: str, side: str, action: str, point: str
 ) -> None:
     run(tmp_path, model, transport, fault_scenario(side, action, point))
+
+
+PULL_CASES = [
+    (point, action)
+    for point in FAULT_POINTS
+    for action in ("kill", "stop", "cut")
+    if point.startswith(("pull.", "holder."))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "action"), PULL_CASES, ids=lambda case: case)
+def test_a_pull_that_fails_costs_time_and_nothing_else(
+    tmp_path: Path, model: Path, point: str, action: str
+) -> None:
+    async def steps(cluster: Cluster) -> None:
+        gateway, fault = cluster.gateway, f"{point}={action}"
+        holder_fails = point.startswith("holder.")
+        puller = await cluster.start("prefill", faults="" if holder_fails else fault)
+        holder = await cluster.start("decode", faults=fault if holder_fails else "")
+        expected = await cluster.alone(holder, LONG, params())
+        pull = PrefixPull(peer_of(holder), 6)
+        request = gateway.submit(puller, LONG, params(), pull=pull)
+        number = 1 if holder_fails else 0
+        await asyncio.to_thread(_until_hit, cluster.programs, number)
+        if holder_fails or action == "cut":
+            answer = await gateway.finished(request)
+            assert answer.tokens == expected.tokens
+            survivors = [puller] if action != "cut" else [puller, holder]
+        else:
+            survivors = [holder]
+        await gateway.idle(*survivors)
+
+    run(tmp_path, model, "unix", steps)

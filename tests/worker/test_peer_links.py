@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from support.tls_files import GATEWAY, STRANGER, WORKER
 from twinfire.protocol.addresses import parse_address
 from twinfire.protocol.messages import Fingerprint, Peer
 from twinfire.protocol.peer_messages import (
@@ -209,3 +210,18 @@ def test_a_second_link_of_a_peer_replaces_the_first(thread: LinkThread, address:
     assert decode.next() == PeerLost("p", "it opened another link", dialled=False)
     assert decode.next() == FromPeer(second.peer, Open(KEY, 2), dialled=False)
     assert isinstance(first.next(), PeerLost)
+
+
+def test_over_tcp_certificates_protect_both_ends(thread: LinkThread) -> None:
+    decode = End(thread, "d", "tcp:127.0.0.1:0", LinkSecurity(SECURITY.secret, GATEWAY))
+    prefill = End(thread, "p", "", LinkSecurity(SECURITY.secret, WORKER))
+    prefill.dialled.connect(decode.peer)
+    large = Open(HandOffKey("g" * 300_000, 1, 0), 1)
+    for message in (Open(KEY, 1), large, Open(KEY, 2)):
+        prefill.dialled.send("d", message)
+        assert decode.next() == FromPeer(prefill.peer, message, dialled=False)
+    for tls in (None, STRANGER):
+        outsider = End(thread, "x", "", LinkSecurity(SECURITY.secret, tls))
+        outsider.dialled.connect(decode.peer)
+        assert isinstance(outsider.next(), PeerLost)
+    assert decode.heard.empty()

@@ -44,8 +44,9 @@ from twinfire.transfer.incoming import Incoming, Stage
 from twinfire.transfer.incoming_blocks import IncomingBlocks
 from twinfire.transfer.lease import Leases
 from twinfire.transfer.ports import BlockBytes, BlockReader, Gateways, Peers, ReceivingEngine
-from twinfire.transfer.reserves import Reserves
+from twinfire.transfer.reserves import EarlyOpen, Remembered
 from twinfire.transfer.tombstones import Outcome, Tombstones
+from twinfire.transfer.unmatched import Unmatched
 from twinfire.transfer.verify_commit import check_commit, check_open
 
 MAX_WAITING = 1024
@@ -88,7 +89,7 @@ class HandOffReceiver:
         self._faults = faults
         self._leases: Leases[HandOffKey] = Leases(lease_s, clock)
         self._tombstones = Tombstones(clock)
-        self._reserves = Reserves(clock)
+        self._unmatched = Unmatched(peers, self._tombstones, self._match, self._refuse, clock)
         self._queue = FairQueue(clock)
         self._filler = BlockFiller(
             reader, self._adopt_if_complete, self._fail, self._free, clock=clock, faults=faults
@@ -98,24 +99,20 @@ class HandOffReceiver:
 
     def __len__(self) -> int:
         """Hand-offs that hold blocks, wait for some, or wait for their gateway's word."""
-        return len(self._incoming) + self._reserves.num_early_opens
+        return len(self._incoming) + self._unmatched.num_opens
 
     @property
     def num_remembered(self) -> int:
         """Hand-offs that were announced and not yet opened."""
-        return len(self._reserves)
+        return self._unmatched.num_reserves
 
     def reserve(self, gateway_id: str, message: Reserve) -> None:
         """A gateway announces a hand-off."""
         submit = message.submit
         key = HandOffKey(gateway_id, submit.request_id, submit.attempt)
-        if key in self._incoming or self._tombstones.outcome(key) is not None:
-            return
-        if not self._reserves.remember(key, submit, message.prefill_instance):
-            self._refuse(key, "too many hand-offs are announced here")
-            return
-        self._faults.hit("receiver.reserve")
-        self._match(key)
+        if key not in self._incoming:
+            self._faults.hit("receiver.reserve")
+            self._unmatched.reserve(key, message)
 
     def received(self, peer: Peer, message: PeerMessage) -> None:
         """A prefill worker says something."""
@@ -149,32 +146,27 @@ class HandOffReceiver:
             return
         for incoming in named:
             self._end(incoming, "cancelled")
-        for key in self._reserves.keys_of(gateway_id, request_id):
-            self._drop_unmatched(key, "cancelled")
+        self._unmatched.end_all("cancelled", gateway_id, request_id)
 
     def gateway_lost(self, gateway_id: str) -> None:
         """Nobody waits for this gateway's requests any more."""
         for incoming in list(self._incoming.values()):
             if incoming.key.gateway_id == gateway_id:
                 self._end(incoming, "the gateway is gone")
-        for key in self._reserves.keys_of(gateway_id):
-            self._drop_unmatched(key, "the gateway is gone")
+        self._unmatched.end_all("the gateway is gone", gateway_id)
 
     def peer_lost(self, instance_id: str, reason: str) -> None:
         """The link of a prefill worker is closed."""
         for incoming in list(self._incoming.values()):
             if incoming.peer.instance_id == instance_id:
                 self._fail(incoming, f"the link to the prefill worker: {reason}")
-        for key in self._reserves.drop_peer(instance_id):
-            self._refuse(key, f"the link to the prefill worker: {reason}")
+        self._unmatched.peer_lost(instance_id, f"the link to the prefill worker: {reason}")
 
     def fence(self, reason: str) -> None:
         """Let go of everything: this process stood still while others went on."""
         for incoming in list(self._incoming.values()):
             self._fail(incoming, reason)
-        for key in self._reserves.all_keys():
-            self._drop_unmatched(key, reason)
-            self._refuse(key, reason)
+        self._unmatched.fence(reason)
 
     def pump(self) -> None:
         """Sweep leases and deadlines and serve who waits for room; to be called every pass."""
@@ -217,19 +209,10 @@ class HandOffReceiver:
         key = message.key
         if key in self._incoming and self._incoming[key].stage is not Stage.QUARANTINED:
             self._leases.renew((key,))
-        elif self._tombstones.outcome(key) is not None:
-            self._peers.send(peer.instance_id, Abort(key, "this hand-off is over"))
-        elif self._reserves.wait(peer, message):
-            self._match(key)
         else:
-            self._peers.send(peer.instance_id, Abort(key, "too many hand-offs are open here"))
-            self._refuse(key, "too many hand-offs are open at the decode worker")
+            self._unmatched.open(peer, message)
 
-    def _match(self, key: HandOffKey) -> None:
-        both = self._reserves.take(key)
-        if both is None:
-            return
-        reserve, early = both
+    def _match(self, key: HandOffKey, reserve: Remembered, early: EarlyOpen) -> None:
         incoming = Incoming(key, reserve, early.peer, early.arrival_s)
         self._incoming[key] = incoming
         self._leases.grant(key)
@@ -339,7 +322,7 @@ class HandOffReceiver:
             self._let_go(incoming)
         elif incoming is None:
             if self._tombstones.outcome(key) is None:
-                self._reserves.forget(key)
+                self._unmatched.forget(key)
                 self._tombstones.add(key, "aborted")
             self._peers.send(peer.instance_id, AbortAck(key))
 
@@ -379,12 +362,6 @@ class HandOffReceiver:
         self._leases.release(incoming.key)
         self._incoming.pop(incoming.key, None)
 
-    def _drop_unmatched(self, key: HandOffKey, reason: str) -> None:
-        self._tombstones.add(key, "aborted")
-        early = self._reserves.forget(key)
-        if early is not None:
-            self._peers.send(early.peer.instance_id, Abort(key, reason))
-
     def _sweep(self) -> None:
         for key in self._leases.ended():
             incoming = self._incoming.get(key)
@@ -393,12 +370,7 @@ class HandOffReceiver:
                 silence = "it said nothing for the length of a lease"
                 self._fail(incoming, f"the prefill worker: {silence}")
                 self._peers.drop(incoming.peer.instance_id, silence)
-        for key in self._reserves.overdue_opens():
-            self._drop_unmatched(key, "the gateway has not announced this hand-off")
-            self._refuse(key, "the gateway has not announced this hand-off to the decode worker")
-        for key in self._reserves.overdue_reserves():
-            self._drop_unmatched(key, "the request's time is over")
-            self._refuse(key, "the request's time is over", retry=False)
+        self._unmatched.sweep()
         now_s = self._clock()
         for incoming in list(self._incoming.values()):
             deadline_s, stale_s = incoming.reserve.deadline_s, incoming.stale_since_s
