@@ -333,6 +333,21 @@ def test_the_pool_is_described_by_its_longest_window(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_report_that_comes_before_ready_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker_pool(tmp_path) as pool:
+            worker = await ScriptedWorker.dial(pool.address, scripted_info("m"), SECRET)
+            load = Load(1, 0, 0, 0, 1000, 0, 0, 0, 0)
+            worker.say(StepFrame(load))
+            worker.say(Ready(worker.info))
+            await until(lambda: pool.backend.registry.get("m") is not None)
+            member = pool.backend.registry.get("m")
+            assert member is not None
+            assert member.load == load
+
+    asyncio.run(scenario())
+
+
 def test_a_load_report_is_taken_after_the_rest_of_its_frame(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with worker_pool(tmp_path) as pool:

@@ -183,6 +183,8 @@ class _Newcomer:
         self._listener = listener
         self._pool: WorkerRegistry | None = None
         self._member: PoolMember | None = None
+        self._early_load: Load | None = None
+        """Reported before the worker said that it is ready; an idle one reports no more."""
         self.link = WorkerLink(
             listener.gateway_id,
             on_state=self._on_state,
@@ -221,10 +223,14 @@ class _Newcomer:
             self.link.refuse(str(error))
             return
         self._pool = pool
+        if self._early_load is not None:
+            pool.observe_load(self._member, self._early_load)
 
     def _on_load(self, load: Load) -> None:
         if self._pool is not None and self._member is not None:
             self._pool.observe_load(self._member, load)
+        else:
+            self._early_load = load
 
     def _on_cache(self, events: CacheEvents) -> None:
         if self._pool is not None and self._member is not None:
