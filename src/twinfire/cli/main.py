@@ -15,7 +15,10 @@ from pathlib import Path
 from twinfire import __version__
 from twinfire.protocol.errors import TwinfireError
 
-COMMANDS = ("serve", "models", "chat", "bench")
+COMMANDS = (
+    *("serve", "up", "worker", "status", "scale", "role", "drain"),
+    *("models", "chat", "bench"),
+)
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:

@@ -9,7 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from twinfire.gateway.backends.backend import Backend
+from twinfire.gateway.cluster_control import ClusterControl
 from twinfire.gateway.dialects.chat import ChatCompletions
+from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
 from twinfire.gateway.dialects.completions import Completions
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
@@ -26,15 +28,17 @@ def create_app(
     backend: Backend,
     model: ServedModel,
     metrics: Metrics | None = None,
+    cluster: ClusterControl | None = None,
 ) -> Starlette:
     """Return the ASGI application. Call it from the event loop's thread.
 
     `metrics` is given when something else feeds it too, such as a worker's load reports. The text
-    side and the backend's worker may still be loading: `/health` tells when they are ready.
+    side and the backend's worker may still be loading: `/health` tells when they are ready. With
+    `cluster` its workers can be administered.
     """
     gateway = Gateway(settings, backend, model, metrics or Metrics(model.names[0]))
     app = Starlette(
-        routes=_routes(gateway),
+        routes=[*_routes(gateway), *(_cluster_routes(gateway, cluster) if cluster else ())],
         exception_handlers={HTTPException: _starlette_fault},
     )
     # Redirects of `/v1/models/` lose the body of a POST; a 404 is clearer.
@@ -67,6 +71,20 @@ def _routes(gateway: Gateway) -> list[Route]:
         route("/version", "GET", service.version, guarded=False),
         route("/metrics", "GET", service.metrics, guarded=False),
         route("/openapi.json", "GET", service.openapi, guarded=False),
+    ]
+
+
+def _cluster_routes(gateway: Gateway, cluster: ClusterControl) -> list[Route]:
+    admin = ClusterAdmin(cluster)
+
+    def route(path: str, method: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(gateway, handler, guarded=True), methods=[method])
+
+    return [
+        route("/cluster/status", "GET", admin.status),
+        route("/cluster/scale", "POST", admin.scale),
+        route("/cluster/role", "POST", admin.role),
+        route("/cluster/drain", "POST", admin.drain),
     ]
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from twinfire.protocol.errors import InvalidRequest, Overloaded, TwinfireError, WorkerLost
+from twinfire.protocol.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    TwinfireError,
+    WorkerLost,
+)
 
 STATUS_TYPES = {
     400: "BadRequestError",
@@ -23,6 +29,7 @@ STATUS_TYPES = {
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 
@@ -34,6 +41,7 @@ EXCEPTION_STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InvalidRequest, 400),
     (Overloaded, 429),
     (WorkerLost, 503),
+    (DeadlineExceeded, 504),
     (GenerationFailed, 500),
 )
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -49,6 +49,9 @@ class Exchange:
     ) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.client_host: str = (scope.get("client") or ("", 0))[0]
+        self.answer_headers: list[tuple[str, str]] = []
+        """Sent with the answer, be it whole or a stream; add to it before the answer starts."""
         self.arrival_s = time.monotonic()
         self.settings = settings
         self.body = b""
@@ -130,7 +133,8 @@ class Exchange:
             (b"content-type", content_type.encode()),
             (b"content-length", str(len(body)).encode()),
             (b"x-request-id", self.request_id.encode()),
-            *((name.encode(), value.encode()) for name, value in headers),
+            *_raw_headers(self.answer_headers),
+            *_raw_headers(headers),
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": raw_headers})
         await self._send({"type": "http.response.body", "body": body})
@@ -186,7 +190,11 @@ class Exchange:
         if self._stream_started:
             return
         self._stream_started = True
-        headers = [*_EVENT_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
+        headers = [
+            *_EVENT_STREAM_HEADERS,
+            (b"x-request-id", self.request_id.encode()),
+            *_raw_headers(self.answer_headers),
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _client_left(self) -> None:
@@ -212,6 +220,10 @@ class Exchange:
             await self.send_events(_KEEP_ALIVE)
         elif now - self._last_sent_s >= self.settings.keep_alive_s:
             await self.send_events(_KEEP_ALIVE)
+
+
+def _raw_headers(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
+    return ((name.encode(), value.encode()) for name, value in headers)
 
 
 def error_event(fault: Fault) -> bytes:

@@ -28,6 +28,8 @@ class RequestLimits:
     max_logit_bias: int = 1024
     max_request_id_chars: int = 256
     max_cache_salt_chars: int = 1024
+    max_request_s: float | None = None
+    """How long a request may take in all, whatever it asks for itself; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

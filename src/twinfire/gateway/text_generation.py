@@ -17,6 +17,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import msgspec
 
 from twinfire.gateway.backends.backend import Backend, Event, Generation
+from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
 from twinfire.gateway.errors import GenerationFailed
 from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.text.choice_text import ChoiceText, TextDelta, TextOptions
@@ -43,6 +44,7 @@ class GenerationJob:
     text: TextOptions
     priority: int = 0
     cache_salt: str = ""
+    context: RequestContext = NO_CONTEXT
 
     @property
     def n(self) -> int:
@@ -161,7 +163,11 @@ class TextGeneration:
         for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
             self._generations.append(
                 self._backend.submit(
-                    prompt, sampling, priority=job.priority, cache_salt=job.cache_salt
+                    prompt,
+                    sampling,
+                    priority=job.priority,
+                    cache_salt=job.cache_salt,
+                    context=job.context,
                 )
             )
 

@@ -148,6 +148,9 @@ class Branch:
             self._idle_since_s = time.monotonic()
             if failure is None or not self.live:
                 return
+            if failure.kind == "hand_off" and attempt.prefill is not None:
+                pair = attempt.prefill.instance_id, attempt.decode.instance_id
+                self._pool.hand_overs.failed(*pair)
             self._owner.attempt_failed(self, failure)
             self._last_error = failure.error
             self.blame.learn(failure)
@@ -173,7 +176,8 @@ class Branch:
         except WorkerLost:
             route.charge.release(finished=False)
             raise
-        if decode.info.peer is None or (prefill is not None and prefill.info.peer is None):
+        if prefill is not None and not self._can_hand_over(prefill, decode):
+            # The decode worker can do all of it.
             prefill = None
         attempt = Attempt(self._owner, route, decode, prefill, self.live)
         self.attempt = attempt
@@ -250,6 +254,11 @@ class Branch:
         before = self._owner.fingerprint
         if before is not None and fingerprint != before:
             raise WorkerLost("the workers that are left compute another version of the model")
+
+    def _can_hand_over(self, prefill: PoolMember, decode: PoolMember) -> bool:
+        if prefill.info.peer is None or decode.info.peer is None:
+            return False
+        return self._pool.hand_overs.may_try(prefill.instance_id, decode.instance_id)
 
     def _timeout_s(self) -> float | None:
         deadline_s = self._request.context.deadline_s

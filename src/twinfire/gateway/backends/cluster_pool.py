@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from twinfire.cache.block_hash import HashChain, cache_extra_key
 from twinfire.gateway.backends.cluster_request import ClusterRequest
 from twinfire.gateway.backends.flow_tallies import FlowTallies
+from twinfire.gateway.backends.hand_over_health import HandOverHealth
 from twinfire.gateway.backends.prompt_hashes import hash_blocks
 from twinfire.gateway.backends.worker_registry import WorkerRegistry
 from twinfire.gateway.routing.admission import AdmissionQueue
@@ -24,6 +25,7 @@ class ClusterPool:
         self.router = router
         self.admission = AdmissionQueue(router, time.monotonic)
         self.tallies = FlowTallies()
+        self.hand_overs = HandOverHealth(time.monotonic)
         self._hash_seed = hash_seed
         self._chains: dict[int, HashChain] = {}
         self._request_ids = itertools.count(1)

@@ -210,8 +210,9 @@ class PdGeneration:
 
     def _observe_transfer(self, attempt: Attempt, event: PromptDone) -> None:
         hand_off = event.hand_off
-        if hand_off is None:
+        if hand_off is None or attempt.prefill is None:
             return
+        self._pool.hand_overs.succeeded(attempt.prefill.instance_id, attempt.decode.instance_id)
         tallies = self._pool.tallies
         tallies.num_hand_offs += 1
         tallies.moved_blocks += hand_off.num_blocks

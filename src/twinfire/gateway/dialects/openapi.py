@@ -35,6 +35,7 @@ _ERRORS = {
     "429": "Too many requests are queued.",
     "500": "The server failed.",
     "503": "The server is not ready; the body says why.",
+    "504": "The request's time was over before its answer began.",
 }
 
 
@@ -53,7 +54,7 @@ class Operation:
     errors: tuple[str, ...] = ()
 
 
-_POST_ERRORS = ("400", "401", "404", "413", "415", "429", "500", "503")
+_POST_ERRORS = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
 
 OPERATIONS = (
     Operation(

@@ -1,0 +1,82 @@
+"""Calling the administration endpoints of a running cluster, and showing what they answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from twinfire.protocol.errors import TwinfireError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_S = 90.0
+"""Scaling down waits for what runs."""
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how the gateway is reached."""
+    parser.add_argument("--url", default=DEFAULT_URL, help="the gateway (%(default)s)")
+    parser.add_argument("--api-key-file", type=Path, help="file with the gateway's key")
+    parser.add_argument("--json", action="store_true", help="print the answer as it came")
+
+
+def call(
+    args: argparse.Namespace, path: str, body: dict[str, object] | None = None
+) -> dict[str, Any]:
+    """Return the gateway's answer; TwinfireError with its message, or why there is none."""
+    request = urllib.request.Request(args.url.rstrip("/") + path)
+    if body is not None:
+        request.data = json.dumps(body).encode()
+        request.add_header("content-type", "application/json")
+    if args.api_key_file is not None:
+        key = args.api_key_file.read_text().strip()
+        request.add_header("authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            status: dict[str, Any] = json.load(answer)
+            return status
+    except urllib.error.HTTPError as error:
+        raise TwinfireError(_fault_message(error)) from None
+    except (OSError, ValueError) as error:
+        raise TwinfireError(f"no cluster answers at {args.url}: {error}") from None
+
+
+def show(args: argparse.Namespace, status: dict[str, Any]) -> None:
+    """Print a cluster's status, as a table or as JSON."""
+    if args.json:
+        print(json.dumps(status, indent=2))
+        return
+    header = ("worker", "role", "pid", "host", "running", "waiting", "KV used/total", "state")
+    rows = [
+        (
+            worker["name"],
+            worker["role"],
+            str(worker["pid"]),
+            worker["host"],
+            str(worker["running"]),
+            str(worker["waiting"]),
+            f"{worker['kv_blocks_used']}/{worker['kv_blocks_total']}",
+            "draining" if worker["draining"] else "ready",
+        )
+        for worker in status["workers"]
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    if status["queued_requests"]:
+        print(f"{status['queued_requests']} requests wait ({status['queued_tokens']} tokens)")
+    if status["unready_reason"]:
+        print(f"not ready: {status['unready_reason']}")
+
+
+def _fault_message(error: urllib.error.HTTPError) -> str:
+    try:
+        message: str = json.load(error)["error"]["message"]
+        return message
+    except (ValueError, KeyError, TypeError):
+        return f"{error.url} answered {error.code}"

@@ -1,0 +1,136 @@
+"""What `twinfire up` is to run, read from a TOML file; every field has a default.
+
+[gateway]
+port = 8000
+pd_policy = "auto"
+
+[model]
+model = "smollm2-135m"
+prefill = { count = 1, threads = 1 }
+decode = { count = 1, threads = 1 }
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from twinfire.gateway.routing.route import PdPolicy
+from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.messages import Role
+from twinfire.protocol.worker_config import (
+    ConnectorKind,
+    Dtype,
+    KvCacheDtype,
+    Quantization,
+    TlsFiles,
+)
+
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+
+
+class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gateway and its links."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: str = ""
+    """Where hand-started workers may join (`tcp:host:port`); empty takes only our own."""
+    secret_file: str | None = None
+    """The cluster's secret; None makes one for this cluster's life."""
+    tls: TlsFiles | None = None
+    pd_policy: PdPolicy = "auto"
+    api_keys: tuple[str, ...] = ()
+    max_gateway_wait_s: float = 600.0
+    """How long a request may take in all, unless it says so itself."""
+
+
+class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers of one role. None leaves the choice to the program."""
+
+    count: int = 0
+    threads: int | None = None
+    niceness: int = 0
+    """Added to the process's own; positive gives way to others."""
+    kv_cache_memory: int | None = None
+    """Bytes for each worker."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+
+
+class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model and its pools."""
+
+    model: str = "smollm2-135m"
+    """A folder, a .gguf file or an alias."""
+    names: tuple[str, ...] = ()
+    """Public names; empty takes the alias or the folder's name."""
+    dtype: Dtype = "auto"
+    quantization: Quantization = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    max_model_len: int | None = None
+    connector: ConnectorKind = "socket"
+    prefill: PoolTable = PoolTable(count=1, threads=1, niceness=5)
+    decode: PoolTable = PoolTable(count=1, threads=1)
+    mixed: PoolTable = PoolTable()
+
+    def pools(self) -> Iterator[tuple[Role, PoolTable]]:
+        """Yield each role with its pool."""
+        yield "prefill", self.prefill
+        yield "decode", self.decode
+        yield "mixed", self.mixed
+
+
+class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of the file."""
+
+    gateway: GatewayTable = GatewayTable()
+    model: ModelTable = ModelTable()
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """Return the file's settings; InvalidRequest names the field that is wrong."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not TOML: {error}") from None
+    try:
+        cluster = msgspec.convert(table, ClusterFile)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{path}: {error}{_nearest_field(str(error))}") from None
+    _check(cluster, path)
+    return cluster
+
+
+def _check(cluster: ClusterFile, path: Path) -> None:
+    pools = dict(cluster.model.pools())
+    for role, pool in pools.items():
+        if pool.count < 0:
+            raise InvalidRequest(
+                f"{path}: model.{role}.count is {pool.count}; it may not be below 0"
+            )
+    if not pools["decode"].count and not pools["mixed"].count and not cluster.gateway.workers:
+        raise InvalidRequest(
+            f"{path}: model.decode.count and model.mixed.count are 0 and gateway.workers is empty, "
+            "so that nobody could decode"
+        )
+
+
+def _nearest_field(message: str) -> str:
+    """Return a hint for a field that nobody knows."""
+    _, found, rest = message.partition("unknown field `")
+    if not found:
+        return ""
+    known = {
+        name
+        for table in (GatewayTable, PoolTable, ModelTable, ClusterFile, TlsFiles)
+        for name in table.__struct_fields__
+    }
+    nearest = difflib.get_close_matches(rest.partition("`")[0], known, n=1)
+    return f"; did you mean `{nearest[0]}`?" if nearest else ""

@@ -1,0 +1,134 @@
+"""Keeps a cluster's own workers running on this machine, as many of each role as are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from twinfire.cluster.cluster_file import ModelTable, PoolTable
+from twinfire.cluster.worker_slot import WorkerSlot
+from twinfire.engine.memory import available_memory_bytes
+from twinfire.gateway.backends.worker_registry import WorkerRegistry
+from twinfire.protocol.errors import InvalidRequest, TwinfireError
+from twinfire.protocol.messages import Role
+from twinfire.protocol.worker_config import WorkerConfig
+
+MAX_DEFAULT_KV_BYTES = 4 << 30
+"""KV memory of a worker that is not told how much; all of them share half of what is free."""
+MAX_WORKERS = 64
+"""Of one role on one machine."""
+
+
+class Supervisor:
+    """The workers of one model that this process has started."""
+
+    def __init__(
+        self, model: ModelTable, base: WorkerConfig, registry: WorkerRegistry, folder: Path
+    ) -> None:
+        """`base` is what every worker is told beside its pool's settings; sockets go to `folder`."""
+        self._pools: dict[Role, PoolTable] = dict(model.pools())
+        self._base = base
+        self._registry = registry
+        self._folder = folder
+        self._slots: dict[Role, list[WorkerSlot]] = {role: [] for role in self._pools}
+        self._numbers = {role: itertools.count() for role in self._pools}
+        num_workers = max(1, sum(pool.count for pool in self._pools.values()))
+        share = available_memory_bytes() // 2 // num_workers
+        self._kv_share_bytes = min(share, MAX_DEFAULT_KV_BYTES)
+        self._scaling = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def slots(self) -> list[WorkerSlot]:
+        """Every place, in the order of roles."""
+        return [slot for slots in self._slots.values() for slot in slots]
+
+    @property
+    def failure(self) -> str | None:
+        """Why a worker will never be ready, None while all may be."""
+        return next((slot.failure for slot in self.slots if slot.failure), None)
+
+    def slot_of(self, pid: int) -> WorkerSlot | None:
+        """Return the place of a process, None when it is not one of ours."""
+        return next((slot for slot in self.slots if slot.pid == pid), None)
+
+    async def start(self) -> None:
+        """Start every worker; they join when they are ready."""
+        for role, pool in self._pools.items():
+            await self.scale(role, pool.count)
+
+    async def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Return when every worker has joined; TwinfireError when one never will."""
+        while True:
+            pids = {slot.pid for slot in self.slots}
+            joined = {member.info.pid for member in self._registry}
+            if pids <= joined:
+                return
+            if self.failure is not None:
+                raise TwinfireError(self.failure)
+            on_wait()
+            await asyncio.sleep(0.05)
+
+    async def scale(self, role: Role, count: int) -> None:
+        """Start or drain workers of a role until there are `count`; InvalidRequest beyond limits."""
+        if not 0 <= count <= MAX_WORKERS:
+            raise InvalidRequest(
+                f"{role}: {count} workers; the limits are 0 and {MAX_WORKERS}", role
+            )
+        async with self._scaling:
+            slots = self._slots[role]
+            while len(slots) < count:
+                slot = self._new_slot(role)
+                slots.append(slot)
+                await slot.start()
+            surplus = sorted(slots, key=self._load_of)[: len(slots) - count]
+            for slot in surplus:
+                slots.remove(slot)
+                self._drain(slot)
+            await asyncio.gather(*(slot.end() for slot in surplus))
+
+    def retire(self, name: str) -> None:
+        """Take a worker that is being drained off the list, so that nobody starts it again."""
+        for slots in self._slots.values():
+            for slot in [slot for slot in slots if slot.name == name]:
+                slots.remove(slot)
+                ending = asyncio.create_task(slot.end())
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+
+    async def stop(self) -> None:
+        """End every worker, letting each finish what it runs."""
+        await asyncio.gather(*(slot.end() for slot in self.slots), *self._ending)
+
+    def _new_slot(self, role: Role) -> WorkerSlot:
+        name = f"{role}-{next(self._numbers[role])}"
+        pool = self._pools[role]
+        config = msgspec.structs.replace(
+            self._base,
+            role=role,
+            peer_address=f"unix:{self._folder / name}.peer",
+            threads=pool.threads,
+            niceness=pool.niceness,
+            kv_cache_bytes=pool.kv_cache_memory or self._kv_share_bytes,
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=pool.max_num_batched_tokens,
+        )
+        return WorkerSlot(name, config, self._has_served)
+
+    def _has_served(self, pid: int) -> bool:
+        return any(member.info.pid == pid for member in self._registry)
+
+    def _load_of(self, slot: WorkerSlot) -> int:
+        for member in self._registry:
+            if member.info.pid == slot.pid and member.load is not None:
+                return member.load.kv_blocks_used
+        return 0
+
+    def _drain(self, slot: WorkerSlot) -> None:
+        for member in self._registry:
+            if member.info.pid == slot.pid:
+                self._registry.drain(member.instance_id)

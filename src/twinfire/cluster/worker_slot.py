@@ -1,0 +1,104 @@
+"""A place for one worker process: started, started again when it dies, ended when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from twinfire.protocol.worker_config import WorkerConfig, encode_worker_config
+
+RESTART_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+HEALTHY_AFTER_S = 60.0
+"""A worker that ran this long before it died starts the delays anew."""
+END_LIMIT_S = 60.0
+"""For a drained worker to finish what it runs; then it is killed."""
+
+log = logging.getLogger(__name__)
+
+
+class WorkerSlot:
+    """Belongs to the event loop's thread. `pid` is None while no process runs."""
+
+    def __init__(self, name: str, config: WorkerConfig, has_served: Callable[[int], bool]) -> None:
+        """`has_served` tells whether the worker of a process id has ever been ready."""
+        self.name = name
+        self.config = config
+        self._has_served = has_served
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ending = False
+        self.num_restarts = 0
+        self.failure: str | None = None
+        """Why it will not be started again: it ended before it was ever ready."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process and watch it from then on."""
+        await self._spawn()
+        self._task = asyncio.create_task(self._watch())
+
+    async def end(self) -> None:
+        """Let the worker finish what it runs, then end it; it is not started again."""
+        self._ending = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), END_LIMIT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        num_deaths = 0
+        while self._process is not None:
+            started_s = loop.time()
+            process = self._process
+            # Asked while it runs: a dead worker is in no pool.
+            served = asyncio.create_task(self._note_served(process.pid))
+            status = await process.wait()
+            has_served = served.done() and not served.cancelled()
+            served.cancel()
+            if self._ending:
+                return
+            if not has_served and self.num_restarts == 0:
+                self.failure = f"{self.name} exited with status {status} before it was ready"
+                log.error("%s", self.failure)
+                return
+            if loop.time() - started_s > HEALTHY_AFTER_S:
+                num_deaths = 0
+            delay_s = RESTART_DELAYS_S[min(num_deaths, len(RESTART_DELAYS_S) - 1)]
+            num_deaths += 1
+            log.error(
+                "%s exited with status %s; starting again in %s s", self.name, status, delay_s
+            )
+            await asyncio.sleep(delay_s)
+            self.num_restarts += 1
+            await self._spawn()
+
+    async def _note_served(self, pid: int) -> None:
+        while not self._has_served(pid):
+            await asyncio.sleep(0.05)
+
+    async def _spawn(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "twinfire.worker",
+            encode_worker_config(self.config),
+            stdin=asyncio.subprocess.PIPE,
+            env=os.environ.copy(),
+        )
