@@ -13,8 +13,7 @@ from twinfire.artifacts.tokenizer import Tokenizer
 
 def real_prompts(tokenizer: Tokenizer, lengths: Sequence[int], seed: int = 0) -> list[array[int]]:
     """Return one prompt of each length in tokens, from places chosen by `seed`."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    texts = [path.read_text(errors="replace") for path in sorted(folder.glob("*.py"))]
+    texts = _library_texts()
     chooser = random.Random(seed)
     prompts: list[array[int]] = []
     for length in lengths:
@@ -26,3 +25,20 @@ def real_prompts(tokenizer: Tokenizer, lengths: Sequence[int], seed: int = 0) ->
                 prompts.append(ids[:length])
                 break
     return prompts
+
+
+def real_texts(count: int, seed: int = 0) -> list[str]:
+    """Return texts of 20 to 2,000 characters, from places chosen by `seed`."""
+    texts = [text for text in _library_texts() if text]
+    chooser = random.Random(seed)
+    chosen: list[str] = []
+    for _ in range(count):
+        text, length = chooser.choice(texts), chooser.randrange(20, 2000)
+        start = chooser.randrange(max(1, len(text) - length))
+        chosen.append(text[start : start + length])
+    return chosen
+
+
+def _library_texts() -> list[str]:
+    folder = Path(sysconfig.get_path("stdlib"))
+    return [path.read_text(errors="replace") for path in sorted(folder.glob("*.py"))]

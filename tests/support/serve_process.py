@@ -75,12 +75,25 @@ def serve_process(
 ) -> Iterator[ServeProcess]:
     """Start a server on a free port with one compute thread, and stop it at the end."""
     cache = ("--weight-cache-dir", str(weight_cache)) if weight_cache else ("--no-weight-cache",)
+    with _process(folder, "serve", "--threads", "1", *cache, *options, ready=ready) as server:
+        yield server
+
+
+@contextmanager
+def up_process(folder: Path, *options: str) -> Iterator[ServeProcess]:
+    """Start a cluster on a free port, and stop it at the end."""
+    with _process(folder, "up", *options, ready=True) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _process(folder: Path, command: str, *options: str, ready: bool) -> Iterator[ServeProcess]:
     port = free_port()
-    log = folder / "serve.log"
-    command = [sys.executable, "-m", "twinfire.cli.main", "serve", "--port", str(port)]
+    log = folder / f"{command}.log"
+    words = [sys.executable, "-m", "twinfire.cli.main", command, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--threads", "1", *cache, *options],
+            [*words, *options],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

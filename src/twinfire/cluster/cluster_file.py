@@ -112,9 +112,7 @@ def _check(cluster: ClusterFile, path: Path) -> None:
     pools = dict(cluster.model.pools())
     for role, pool in pools.items():
         if pool.count < 0:
-            raise InvalidRequest(
-                f"{path}: model.{role}.count is {pool.count}; it may not be below 0"
-            )
+            raise InvalidRequest(f"{path}: model.{role}.count is {pool.count}; 0 is the least")
     if not pools["decode"].count and not pools["mixed"].count and not cluster.gateway.workers:
         raise InvalidRequest(
             f"{path}: model.decode.count and model.mixed.count are 0 and gateway.workers is empty, "

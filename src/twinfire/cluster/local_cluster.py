@@ -23,11 +23,12 @@ class LocalCluster:
         """Return the present state."""
         workers = sorted(map(self._describe, self._backend.registry), key=lambda one: one.name)
         admission = self._backend.admission
+        reasons = self._backend.router.tallies.reasons
         return ClusterStatus(
             workers=tuple(workers),
             queued_requests=len(admission),
             queued_tokens=admission.num_tokens,
-            routes=dict(self._backend.router.tallies.reasons),
+            routes={str(reason): count for reason, count in reasons.items()},
             unready_reason=self._backend.unready_reason,
         )
 

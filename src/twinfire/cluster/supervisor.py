@@ -29,7 +29,10 @@ class Supervisor:
     def __init__(
         self, model: ModelTable, base: WorkerConfig, registry: WorkerRegistry, folder: Path
     ) -> None:
-        """`base` is what every worker is told beside its pool's settings; sockets go to `folder`."""
+        """`base` is what every worker is told beside its pool's settings.
+
+        Their sockets are made in `folder`.
+        """
         self._pools: dict[Role, PoolTable] = dict(model.pools())
         self._base = base
         self._registry = registry
@@ -74,7 +77,7 @@ class Supervisor:
             await asyncio.sleep(0.05)
 
     async def scale(self, role: Role, count: int) -> None:
-        """Start or drain workers of a role until there are `count`; InvalidRequest beyond limits."""
+        """Start or drain workers of a role until there are `count`; InvalidRequest at a limit."""
         if not 0 <= count <= MAX_WORKERS:
             raise InvalidRequest(
                 f"{role}: {count} workers; the limits are 0 and {MAX_WORKERS}", role
