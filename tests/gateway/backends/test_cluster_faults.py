@@ -131,6 +131,32 @@ def test_losing_the_only_prefill_worker_leaves_all_to_decode(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+def test_a_pair_that_fails_again_and_again_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker_pool(tmp_path) as pool:
+            prefill, decode = await pool.join("p", "prefill"), await pool.join("d", "decode")
+            for _ in range(2):
+                consumer = pool.submit(policy="always")
+                first = (await prefill.expect(Submit)).request_id
+                await decode.expect(Reserve)
+                prefill.say(HandOffFailed(first, 0, "no link to the peer"))
+                await decode.expect(Cancel)
+                await prefill.expect(Cancel)
+                submit = await decode.expect(Submit)
+                decode.accept(submit.request_id, {0: [5]}, finish="stop")
+                await consumer.end()
+            consumer = pool.submit(policy="always")
+            submit = await decode.expect(Submit)
+            decode.accept(submit.request_id, {0: [5]}, finish="stop")
+            await consumer.end()
+            record = consumer.generation.record
+            assert (record.num_attempts, record.reason) == (1, "no_prefill_worker")
+            assert prefill.unread == []
+            pool.assert_idle()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("fault", ANY_FAULT)
 def test_losing_decode_before_it_accepted_cancels_prefill(tmp_path: Path, fault: Fault) -> None:
     async def scenario() -> None:

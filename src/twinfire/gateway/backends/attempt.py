@@ -18,7 +18,7 @@ from twinfire.gateway.backends.backend import Event
 from twinfire.gateway.backends.flow_tallies import FailureKind
 from twinfire.gateway.backends.link_request import Notice
 from twinfire.gateway.backends.pool_member import PoolMember
-from twinfire.gateway.routing.route import Route
+from twinfire.gateway.routing.route import Route, RouteReason
 from twinfire.protocol.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerLost
 from twinfire.protocol.messages import (
     ChoiceDelta,
@@ -91,6 +91,12 @@ class Attempt:
         self._number = 0
         self._has_deadline = False
         self._prefill_is_open = False
+
+    @property
+    def reason(self) -> RouteReason:
+        """Why the prompt is computed where it is."""
+        fell_away = self.prefill is None and self.route.prefill is not None
+        return "no_prefill_worker" if fell_away else self.route.reason
 
     def start(self, submit: Submit, pull: PrefixPull | None) -> None:
         """Send each leg what it has to do; `submit` is without hand-off and pull."""

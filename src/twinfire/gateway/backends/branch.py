@@ -176,9 +176,10 @@ class Branch:
         except WorkerLost:
             route.charge.release(finished=False)
             raise
+        pull = self._pull(route)
         if prefill is not None and not self._can_hand_over(prefill, decode):
-            # The decode worker can do all of it.
-            prefill = None
+            # The decode worker does all of it; what the other one was to pull may be its own.
+            prefill = pull = None
         attempt = Attempt(self._owner, route, decode, prefill, self.live)
         self.attempt = attempt
         self.queue_s += time.monotonic() - self._idle_since_s
@@ -190,7 +191,7 @@ class Branch:
             self._timeout_s(),
             resumes=self._owner.has_prompt,
         )
-        attempt.start(submit, self._pull(route))
+        attempt.start(submit, pull)
         return attempt
 
     async def _choose(self, request_id: int) -> Route:

@@ -186,7 +186,7 @@ class PdGeneration:
         record, hand_off = self.record, event.hand_off
         record.decode = attempt.decode.instance_id
         record.prefill = attempt.prefill.instance_id if attempt.prefill else None
-        record.reason = attempt.route.reason
+        record.reason = attempt.reason
         record.cached_tokens = event.cached_tokens
         record.pulled_tokens = event.pulled_tokens
         record.hand_off = hand_off
