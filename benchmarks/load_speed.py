@@ -35,11 +35,11 @@ from queue import SimpleQueue
 import msgspec
 import numpy as np
 
+from random_checkpoint import LLAMA_1B, write_checkpoint
 from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.content_key import content_key
 from twinfire.artifacts.file_reader import FileReader, window_bytes
 from twinfire.artifacts.mapped_file import MappedFile
-from twinfire.artifacts.tensor_layout import expected_shapes
 from twinfire.bench.machine import describe_machine
 from twinfire.engine.cpus import usable_cores
 from twinfire.engine.native_runner import load_native_runner
@@ -50,23 +50,6 @@ from twinfire.kernels.cpu.weight_loader import READS_AT_ONCE, SLAB_BYTES
 PLAIN = "plain read"
 FIRST_TOUCH = "first touch of memory, no disk"
 READ_BYTES = 8 << 20
-SHARD_BYTES = 1 << 30
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 
 
 def main() -> None:
@@ -78,65 +61,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="load-speed-", dir=args.folder))
     try:
         if args.checkpoint is None:
-            write_checkpoint(folder, CONFIG)
+            write_checkpoint(folder, LLAMA_1B)
         result = measure(args.checkpoint or folder, folder / "cache", args)
     finally:
         shutil.rmtree(folder)
     print(_table(result))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def write_checkpoint(folder: Path, config: dict[str, object]) -> None:
-    """Write config.json and shards; each tensor repeats one random megabyte at an offset."""
-    (folder / "config.json").write_text(json.dumps(config))
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 0.02, 1 << 20).astype(np.float32).view(np.uint32) >> 16
-    noise = noise.astype(np.uint16)
-    shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
-    filled = 0
-    for name, shape in _shapes(folder).items():
-        num_bytes = 2 * int(np.prod(shape))
-        if filled + num_bytes > SHARD_BYTES and shards[-1]:
-            shards.append([])
-            filled = 0
-        shards[-1].append((name, shape))
-        filled += num_bytes
-    weight_map = {}
-    for index, tensors in enumerate(shards):
-        file_name = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        _write_shard(folder / file_name, tensors, noise, rng)
-        weight_map.update({name: file_name for name, _ in tensors})
-    index_text = json.dumps({"weight_map": weight_map})
-    (folder / "model.safetensors.index.json").write_text(index_text)
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    return expected_shapes(open_checkpoint(folder).config)
-
-
-def _write_shard(
-    path: Path,
-    tensors: list[tuple[str, tuple[int, ...]]],
-    noise: np.ndarray,
-    rng: np.random.Generator,
-) -> None:
-    header, offset = {}, 0
-    for name, shape in tensors:
-        end = offset + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, end)}
-        offset = end
-    encoded = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for _, shape in tensors:
-            left = int(np.prod(shape))
-            while left:
-                piece = np.roll(noise, int(rng.integers(len(noise))))[:left]
-                file.write(piece.tobytes())
-                left -= len(piece)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def measure(checkpoint: Path, cache: Path, args: argparse.Namespace) -> dict[str, object]:
