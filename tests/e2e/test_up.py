@@ -209,6 +209,38 @@ def test_roles_counts_and_drain_change_while_it_serves(cluster: ServeProcess) ->
     assert answer["usage"]["completion_tokens"] == 4
 
 
+def test_headers_tell_the_route_and_bound_the_time(cluster: ServeProcess) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    prompt = "A route through two workers. " * 30
+    answer = client.completions.with_raw_response.create(
+        model=MODEL, prompt=prompt, max_tokens=2, extra_headers={"twinfire-route": "1"}
+    )
+    workers = {worker["instance_id"]: worker["role"] for worker in status(cluster)["workers"]}
+    assert workers[answer.headers["twinfire-route-prefill"]] == "prefill"
+    assert workers[answer.headers["twinfire-route-decode"]] == "decode"
+    assert answer.headers["twinfire-route-reason"] == "always"
+    assert answer.headers["twinfire-route-attempts"] == "1"
+    assert (
+        "twinfire-route-reason"
+        not in client.completions.with_raw_response.create(
+            model=MODEL, prompt=prompt, max_tokens=2
+        ).headers
+    )
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(
+            model=MODEL,
+            prompt=prompt * 15,
+            max_tokens=900,
+            extra_headers={"x-request-timeout-ms": "300"},
+        )
+    assert caught.value.status_code == 504
+    with pytest.raises(openai.BadRequestError, match="x-request-timeout-ms"):
+        client.completions.create(
+            model=MODEL, prompt=prompt, extra_headers={"x-request-timeout-ms": "soon"}
+        )
+    wait_until_nothing_is_held(cluster)
+
+
 def test_what_cannot_be_done_is_told(cluster: ServeProcess) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "twinfire.cli.main", "drain", "nobody", "--url", cluster.url],

@@ -223,7 +223,7 @@ class Exchange:
 
 
 def _raw_headers(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
-    return ((name.encode(), value.encode()) for name, value in headers)
+    return ((name.encode(), value.encode("latin-1")) for name, value in headers)
 
 
 def error_event(fault: Fault) -> bytes:

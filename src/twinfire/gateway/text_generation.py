@@ -18,6 +18,7 @@ import msgspec
 
 from twinfire.gateway.backends.backend import Backend, Event, Generation
 from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
+from twinfire.gateway.backends.route_record import RouteRecord
 from twinfire.gateway.errors import GenerationFailed
 from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.text.choice_text import ChoiceText, TextDelta, TextOptions
@@ -97,6 +98,11 @@ class TextGeneration:
         self._num_unfinished = len(self._choices)
         self._iterating = False
         """Whether an event that was iterated is still being handled."""
+
+    @property
+    def route(self) -> RouteRecord | None:
+        """How the first prompt is served; None where there was nothing to choose."""
+        return self._generations[0].record if self._generations else None
 
     async def events(self, sink: TextSink) -> AsyncGenerator[PromptReady | TextDelta, None]:
         """Yield what `sink` does not take, until every choice has finished.

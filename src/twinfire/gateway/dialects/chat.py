@@ -111,7 +111,9 @@ class ChatCompletions:
             )
             await stream(exchange, generation, writer, wants_usage(request))
         else:
-            answer = await collect(generation, num_prompts=1, num_choices=job.generation.n)
+            answer = await collect(
+                exchange, generation, num_prompts=1, num_choices=job.generation.n
+            )
             body = await self._gateway.handle_text(answer.num_prompt_rows, _encoded, job, answer)
             await exchange.answer(body)
 

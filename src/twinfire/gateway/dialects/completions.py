@@ -105,7 +105,7 @@ class Completions:
             await stream(exchange, generation, writer, wants_usage(request))
         else:
             num_choices = len(prompts) * job.generation.n
-            answer = await collect(generation, len(prompts), num_choices)
+            answer = await collect(exchange, generation, len(prompts), num_choices)
             body = await self._gateway.handle_text(answer.num_prompt_rows, _encoded, job, answer)
             await exchange.answer(body)
 

@@ -5,25 +5,18 @@ A dialect gives a writer; this file streams or collects through it, and counts t
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twinfire.gateway.backends.request_context import RequestContext
+from twinfire.gateway.dialects.request_headers import request_context, show_route
 from twinfire.gateway.dialects.requests import SamplingFields
 from twinfire.gateway.dialects.responses import PromptTokensDetails, Usage
 from twinfire.gateway.exchange import Exchange, is_header_safe
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.request_meter import RequestMeter
-from twinfire.gateway.routing.session import (
-    SESSION_RESPONSE_HEADERS,
-    mint_session,
-    read_session,
-)
 from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text.choice_text import ClientFinish, ShownToken, TextDelta
 from twinfire.gateway.text.token_logprobs import TokenLogprob
@@ -34,9 +27,6 @@ from twinfire.gateway.text_generation import (
     off_loop,
 )
 from twinfire.protocol.errors import InvalidRequest
-
-TIMEOUT_HEADER = "x-request-timeout-ms"
-"""How long the client is willing to wait for all of the answer."""
 
 
 @dataclass(slots=True)
@@ -95,30 +85,8 @@ def start_generation(gateway: Gateway, exchange: Exchange, job: GenerationJob) -
     assert model is not None, "a request was accepted before the model was ready"
     lengths = [len(prompt) for prompt in job.prompts]
     meter = RequestMeter(gateway.metrics, exchange.arrival_s, lengths, job.n)
-    job = dataclasses.replace(job, context=_context(exchange))
+    job = dataclasses.replace(job, context=request_context(exchange))
     return TextGeneration(gateway.backend, model.vocabulary, job, meter)
-
-
-def _context(exchange: Exchange) -> RequestContext:
-    """Return what the headers say; the answer will name the session."""
-    session = read_session(exchange.headers) or mint_session()
-    exchange.answer_headers += [(name, session) for name in SESSION_RESPONSE_HEADERS]
-    return RequestContext(affinity=session, deadline_s=_deadline_s(exchange))
-
-
-def _deadline_s(exchange: Exchange) -> float | None:
-    """Return when the request's time is over on the loop's clock, None for never."""
-    text = exchange.headers.get(TIMEOUT_HEADER)
-    limit_s = exchange.settings.limits.max_request_s
-    if text is None:
-        timeout_s = limit_s
-    elif text.isdecimal() and int(text) > 0:
-        timeout_s = min(int(text) / 1000, limit_s or math.inf)
-    else:
-        raise InvalidRequest(
-            f"`{TIMEOUT_HEADER}` must be a whole number of milliseconds above 0.", TIMEOUT_HEADER
-        )
-    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 async def stream(
@@ -130,6 +98,7 @@ async def stream(
     async with aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
+                show_route(exchange, generation.route)
                 sink.pending += await off_loop(event.num_rows, writer.prompt_ready, event)
                 continue
             frames = sink.pending + writer.delta(event)
@@ -163,7 +132,7 @@ class _StreamSink:
 
 
 async def collect(
-    generation: TextGeneration, num_prompts: int, num_choices: int
+    exchange: Exchange, generation: TextGeneration, num_prompts: int, num_choices: int
 ) -> CollectedAnswer:
     """Wait for everything."""
     prompt_logprobs: list[Sequence[TokenLogprob | None] | None] = [None] * num_prompts
@@ -171,6 +140,7 @@ async def collect(
     async with aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
+                show_route(exchange, generation.route)
                 prompt_logprobs[event.prompt_index] = event.logprobs
             else:
                 sink.take(event)

@@ -1,0 +1,59 @@
+"""What a request's headers ask for beside its body, and what the answer's headers tell."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from twinfire.gateway.backends.request_context import RequestContext
+from twinfire.gateway.backends.route_record import RouteRecord
+from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.routing.session import (
+    SESSION_RESPONSE_HEADERS,
+    mint_session,
+    read_session,
+)
+from twinfire.protocol.errors import InvalidRequest
+
+TIMEOUT_HEADER = "x-request-timeout-ms"
+"""How long the client is willing to wait for all of the answer."""
+ROUTE_HEADER = "twinfire-route"
+"""`1` asks for headers that tell how the request was served."""
+
+
+def request_context(exchange: Exchange) -> RequestContext:
+    """Return what the headers say; the answer will name the session."""
+    session = read_session(exchange.headers) or mint_session()
+    exchange.answer_headers += [(name, session) for name in SESSION_RESPONSE_HEADERS]
+    return RequestContext(affinity=session, deadline_s=_deadline_s(exchange))
+
+
+def show_route(exchange: Exchange, route: RouteRecord | None) -> None:
+    """Add the headers that tell of a route, once and where the client asked for them."""
+    asked = exchange.headers.get(ROUTE_HEADER) == "1"
+    shown = any(name.startswith(ROUTE_HEADER) for name, _ in exchange.answer_headers)
+    if route is None or not asked or shown:
+        return
+    told = {
+        "decode": route.decode,
+        "prefill": route.prefill or route.decode,
+        "reason": route.reason or "",
+        "cached-tokens": str(route.cached_tokens),
+        "attempts": str(route.num_attempts),
+    }
+    exchange.answer_headers += [(f"{ROUTE_HEADER}-{name}", value) for name, value in told.items()]
+
+
+def _deadline_s(exchange: Exchange) -> float | None:
+    """Return when the request's time is over on the loop's clock, None for never."""
+    text = exchange.headers.get(TIMEOUT_HEADER)
+    limit_s = exchange.settings.limits.max_request_s
+    if text is None:
+        timeout_s = limit_s
+    elif text.isascii() and text.isdecimal() and int(text) > 0:
+        timeout_s = min(int(text) / 1000, limit_s or math.inf)
+    else:
+        raise InvalidRequest(
+            f"`{TIMEOUT_HEADER}` must be a whole number of milliseconds above 0.", TIMEOUT_HEADER
+        )
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
