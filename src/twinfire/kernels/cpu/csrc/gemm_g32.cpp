@@ -141,9 +141,10 @@ struct Groups {
     }
     const std::byte* weights = part.weights() + size_t(first) * Block::kGroupBytes;
     float* at = sums.f32 + row * kPanelColumns;
-    // One or two rows wait for memory alone: they read a panel in its order and ask for the next
-    // block at the pace at which they read this one. More rows read it vector by vector, so that
-    // each weight is unpacked once, and the first of them ask for their share.
+    // One or two rows wait for memory alone and read a panel in its order. Where panels follow each
+    // other the processor's own prefetching is best left alone; where the next one lies elsewhere
+    // they ask for it. More rows read a panel vector by vector, so that each weight is unpacked
+    // once, and the first of them ask for their share of what comes next.
     if constexpr (kRows == 1 && kRows <= kWholePanelRows && Block::kDoublesSingleRow)
       if (part.num_vectors == kPanelVectors) return add_doubled_row(rows, weights, count, at);
     constexpr int kLines = Block::kGroupBytes / kCacheLine;
@@ -152,7 +153,7 @@ struct Groups {
       if (part.num_vectors == kPanelVectors) {
         constexpr auto asking = &add_groups<Block, kRows, kPanelVectors, kLines>;
         constexpr auto plain = &add_groups<Block, kRows, kPanelVectors, 0>;
-        return (ahead ? asking : plain)(rows, weights, 0, count, at, ahead);
+        return (ahead && part.jumps() ? asking : plain)(rows, weights, 0, count, at, ahead);
       }
     constexpr int kShare = (kLines + kPanelVectors - 1) / kPanelVectors;
     for (int v = part.first_vector; v < part.first_vector + part.num_vectors; ++v) {

@@ -30,6 +30,8 @@ struct TilePart {
 
   const PackedMatrix& matrix() const { return *args.matrix; }
   const std::byte* weights() const { return matrix().panel(panel); }
+  // Whether what is read after this panel lies elsewhere than behind it.
+  bool jumps() const { return next && next != matrix().panel(panel + 1); }
   // What is read after the block of K that ends at `block_end`; null where others ask for it.
   const std::byte* after(const std::byte* block_end) const {
     if (block_end - weights() == ptrdiff_t(matrix().value_bytes())) return next;
