@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from support.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from twinfire.gateway.backends.generation import LinkGeneration
+from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
 from twinfire.protocol.errors import TwinfireError, WorkerLost
 from twinfire.protocol.messages import (
     ALL_CHOICES,
@@ -76,6 +77,7 @@ class ScriptedBackend:
     def __post_init__(self) -> None:
         self.submitted: list[tuple[array[int], SamplingParams]] = []
         self.extras: list[tuple[int, str]] = []
+        self.contexts: list[RequestContext] = []
         """(priority, cache_salt) of each request."""
         self.cancelled: list[int] = []
         self.num_running = 0
@@ -92,11 +94,13 @@ class ScriptedBackend:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        context: RequestContext = NO_CONTEXT,
     ) -> LinkGeneration:
         if self.worker_info is None:
             raise WorkerLost("no worker")
         self.submitted.append((prompt, sampling))
         self.extras.append((priority, cache_salt))
+        self.contexts.append(context)
         run = _Run(self, prompt, sampling)
         task = asyncio.get_running_loop().create_task(run.play())
         run.task = task
