@@ -23,7 +23,7 @@ from twinfire.engine.load_meter import LoadMeter
 from twinfire.engine.outgoing_prompts import OutgoingPrompts
 from twinfire.engine.prefix_exchange import PrefixExchange
 from twinfire.engine.request import Choice, Request
-from twinfire.engine.request_checks import check_request
+from twinfire.engine.request_checks import check_first_tokens, check_request
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.runner import Runner
 from twinfire.engine.sampler import Sample, Sampler, SampleRow
@@ -78,7 +78,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Whether any request is unfinished, reserved ones not counted."""
         return len(self._table) > 0
 
     @property
@@ -92,6 +92,8 @@ class Engine:
         `pulled_blocks` of its prompt have just come from another worker.
         """
         request = self._checked_request(gateway_id, message)
+        if request.key in self._outgoing:
+            raise InvalidRequest(f"attempt {message.attempt} has been computed already")
         request.num_pulled_tokens = pulled_blocks * self._scheduler.config.block_size
         self._table.submit(request)
         self._note_newest(request)
@@ -114,9 +116,13 @@ class Engine:
         """Go on from reserved blocks, filled, and the first token of every choice.
 
         Returns what its gateway is to hear at once. Choices that are not among `first` have been
-        cancelled. KeyError when there is no such reservation.
+        cancelled. KeyError when there is no such reservation; InvalidRequest, with nothing changed,
+        when this cannot be what was reserved for.
         """
-        request, parent = self._incoming.take(key)
+        request = self._incoming.request(key)
+        check_first_tokens(first, [one.index for one in request.choices], self._runner.vocab_size)
+        self._refuse_if_running(request)
+        parent = self._incoming.take(key)
         request.handed_over = False
         self._table.add(request, parent)
         self._note_newest(request)
@@ -136,7 +142,7 @@ class Engine:
             if choice is not lead:
                 self._table.fork(request, parent, choice)
         if lead.finish_reason is None:
-            self._scheduler.append(parent, lead.history.output[-1])
+            self._scheduler.extend(parent, lead.history.output)
         else:
             self._table.drop(parent, lead)
         self._table.forget_if_finished(request)
@@ -171,6 +177,7 @@ class Engine:
         """Stop everything of a gateway that is gone."""
         for request_id in self._table.ids_of(gateway_id):
             self.cancel(gateway_id, request_id)
+        self._newest_ids.pop(gateway_id, None)
 
     def step(self) -> dict[str, GatewayOutput]:
         """Compute one step and return what each gateway gained."""
@@ -192,7 +199,7 @@ class Engine:
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
         self._reporter.drawn(packed.draws, samples, outputs)
-        self._meter.note(plan.num_tokens, len(plan.slices), self._clock() - started_s)
+        self._meter.note(plan, self._clock() - started_s)
         return outputs
 
     def load(self, gateway_id: str | None = None) -> Load:
@@ -210,7 +217,7 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             prefill_tokens_waiting=scheduler.num_prefill_tokens_waiting,
-            kv_blocks_held=pinned + scheduler.num_blocks_reserved,
+            kv_blocks_held=min(pinned + scheduler.num_blocks_reserved, scheduler.num_blocks_used),
             hand_offs_open=self._table.num_handing_over
             + self._outgoing.num_open
             + len(self._incoming),
@@ -238,19 +245,25 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError when blocks, sequences and requests do not agree."""
         self._scheduler.check_integrity()
-        self._table.check_integrity(len(self._incoming))
+        self._table.check_integrity()
 
     def _checked_request(self, gateway_id: str, message: Submit) -> Request:
         outputs = [unpack_ids(output) for output in message.outputs]
         prompt = unpack_ids(message.prompt)
         check_request(message, prompt, outputs, self._runner.vocab_size)
         request = Request(gateway_id, message, self._clock())
-        if (gateway_id, message.request_id) in self._table or request.key in self._incoming:
-            raise InvalidRequest(f"request {message.request_id} is already running")
+        self._refuse_if_running(request)
+        if request.key in self._incoming:
+            raise InvalidRequest(f"request {message.request_id} is already reserved for")
         return request
 
+    def _refuse_if_running(self, request: Request) -> None:
+        if (request.gateway_id, request.request_id) in self._table:
+            raise InvalidRequest(f"request {request.request_id} is already running")
+
     def _note_newest(self, request: Request) -> None:
-        self._newest_ids[request.gateway_id] = request.request_id
+        newest = self._newest_ids.get(request.gateway_id, 0)
+        self._newest_ids[request.gateway_id] = max(newest, request.request_id)
         if request.timeout_s is not None:
             key = request.gateway_id, request.request_id
             self._deadlines.add(key, request.arrival_s, request.timeout_s)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from twinfire.engine.hand_off import Reservation
 from twinfire.engine.request import Request
 from twinfire.protocol.peer_messages import HandOffKey
@@ -22,9 +20,6 @@ class IncomingPrompts:
     def __len__(self) -> int:
         return len(self._reserved)
 
-    def __iter__(self) -> Iterator[tuple[Request, Sequence]]:
-        return iter(self._reserved.values())
-
     def __contains__(self, key: HandOffKey) -> bool:
         return key in self._reserved
 
@@ -36,11 +31,15 @@ class IncomingPrompts:
         num_cached = sequence.num_computed_tokens // self._block_size
         return Reservation(request.key, tuple(sequence.block_ids), num_cached)
 
-    def take(self, key: HandOffKey) -> tuple[Request, Sequence]:
-        """Return and forget a reservation whose blocks are filled; KeyError if there is none."""
-        request, sequence = self._reserved.pop(key)
+    def request(self, key: HandOffKey) -> Request:
+        """Return the request of a reservation; KeyError if there is none."""
+        return self._reserved[key][0]
+
+    def take(self, key: HandOffKey) -> Sequence:
+        """Forget a reservation whose blocks are filled; return its sequence, which may run."""
+        _, sequence = self._reserved.pop(key)
         self._scheduler.adopt(sequence)
-        return request, sequence
+        return sequence
 
     def release(self, key: HandOffKey) -> None:
         """Free a reservation's blocks; unknown keys are ignored."""

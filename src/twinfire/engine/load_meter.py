@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from twinfire.scheduler.step_plan import StepPlan
+
 _NUM_STEPS = 16
 _MIN_PREFILL_TOKENS = 64
 """Steps that compute fewer say little of the rate at which prompts are computed."""
@@ -17,12 +19,14 @@ class LoadMeter:
         self._prefill_rates: deque[float] = deque(maxlen=_NUM_STEPS)
         self._decode_steps_s: deque[float] = deque(maxlen=_NUM_STEPS)
 
-    def note(self, num_tokens: int, num_sequences: int, elapsed_s: float) -> None:
-        """Record a step of `num_tokens` tokens of `num_sequences` sequences."""
-        if num_tokens == num_sequences:
+    def note(self, plan: StepPlan, elapsed_s: float) -> None:
+        """Record a step, which must not be empty."""
+        # More than one token of a sequence are a prompt's, or are computed again like one.
+        num_prefill_tokens = sum(piece.num_tokens for piece in plan.slices if piece.num_tokens > 1)
+        if num_prefill_tokens == 0:
             self._decode_steps_s.append(elapsed_s)
-        elif num_tokens >= _MIN_PREFILL_TOKENS and elapsed_s > 0:
-            self._prefill_rates.append(num_tokens / elapsed_s)
+        elif num_prefill_tokens >= _MIN_PREFILL_TOKENS and elapsed_s > 0:
+            self._prefill_rates.append(num_prefill_tokens / elapsed_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -28,6 +28,10 @@ class OutgoingPrompts:
         # By key: the sequence's epoch and how many of its blocks have been announced in it.
         self._held: dict[HandOffKey, list[int]] = {}
 
+    def __contains__(self, key: HandOffKey) -> bool:
+        """Whether the prompt of this key is computed and pinned."""
+        return key in self._held
+
     @property
     def num_open(self) -> int:
         """Prompts that are computed and pinned."""

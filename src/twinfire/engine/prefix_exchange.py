@@ -13,8 +13,11 @@ from twinfire.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class _Import:
-    block_ids: list[int]
+    prefix: list[int]
+    """Blocks that were here already, kept because the others cannot be found without them."""
+    taken: list[int]
     hashes: list[bytes]
+    """Of the taken ones."""
 
 
 class PrefixExchange:
@@ -32,34 +35,41 @@ class PrefixExchange:
     ) -> PrefixImport | None:
         """Take blocks for the part of the first `num_blocks` that is not cached here.
 
-        None when nothing is missing, or when running sequences need the room.
+        None when nothing is missing, when others need the room, or without a prefix cache.
         """
+        if not self._scheduler.config.enable_prefix_cache:
+            return None
         cache = self._tables.cache
         num_blocks = min(num_blocks, cache.max_hit_blocks(len(prompt)))
         hashes: list[bytes] = []
         start = prompt[: num_blocks * cache.block_size]
         cache.extend_hashes(hashes, start, cache_extra_key(salt=cache_salt))
-        first = cache.first_missing(hashes, 0, len(hashes))
-        if first is None:
+        prefix = cache.find(hashes, len(prompt))
+        missing = hashes[len(prefix) :]
+        if not missing:
             return None
-        taken = self._tables.take(len(hashes) - first, self._scheduler.num_spare_blocks())
+        self._tables.pin(prefix)
+        taken = self._tables.take(len(missing), self._scheduler.num_spare_blocks())
         if taken is None:
+            self._tables.unpin(prefix)
             return None
         self._num_ids += 1
-        self._imports[self._num_ids] = _Import(taken, hashes[first:])
-        return PrefixImport(self._num_ids, first, tuple(taken))
+        self._imports[self._num_ids] = _Import(prefix, taken, missing)
+        return PrefixImport(self._num_ids, len(prefix), tuple(taken))
 
     def import_hashes(self, import_id: int) -> list[bytes]:
-        """Return the hashes of an import's blocks; KeyError for an id that is not open."""
-        return self._imports[import_id].hashes
+        """Return the hashes of the blocks taken, none for an unknown id."""
+        found = self._imports.get(import_id)
+        return found.hashes if found is not None else []
 
     def finish_import(self, import_id: int, num_good_blocks: int) -> None:
         """Make the first so many blocks findable and give all back; unknown ids are ignored."""
-        taken = self._imports.pop(import_id, None)
-        if taken is None:
+        found = self._imports.pop(import_id, None)
+        if found is None:
             return
-        self._tables.cache.insert(taken.block_ids, taken.hashes, 0, num_good_blocks)
-        self._tables.unpin(taken.block_ids)
+        num_good_blocks = min(num_good_blocks, len(found.taken))
+        self._tables.cache.insert(found.taken, found.hashes, 0, num_good_blocks)
+        self._tables.unpin(found.prefix + found.taken)
 
     def hold_blocks(self, hashes: Sequence[bytes]) -> BlockHold:
         """Pin the leading blocks that are cached here, possibly none."""

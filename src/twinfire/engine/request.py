@@ -25,8 +25,8 @@ class Choice:
 class Request:
     """A submitted request.
 
-    Its first choice computes the prompt and the others fork from it; choices that have output
-    already each have a sequence of their own from the start.
+    Its first choice computes the prompt and the others fork from it. When choices have output
+    already each has a sequence of its own from the start, and the prompt is not scored again.
     """
 
     def __init__(self, gateway_id: str, message: Submit, arrival_s: float) -> None:
@@ -42,12 +42,14 @@ class Request:
         self.sampling = sampling = message.sampling
         indices = message.choices or tuple(range(sampling.n))
         outputs = message.outputs or (b"",) * len(indices)
-        self.resumed = bool(message.outputs)
+        self.resumed = any(message.outputs)
         self.choices = [Choice(index, TokenHistory(self.prompt)) for index in indices]
         for choice, output in zip(self.choices, outputs, strict=True):
             for token_id in unpack_ids(output):
                 choice.history.append(token_id)
         self._by_index = {choice.index: choice for choice in self.choices}
+        self.scores_prompt = sampling.prompt_logprobs >= 0 and not self.resumed
+        """Whether the log-probabilities of prompt tokens are wanted."""
         self.ending_token_ids = sampling.ending_token_ids
         self.num_pulled_tokens = 0
         self.prompt_done = False
@@ -83,7 +85,7 @@ class Request:
         The row at position i scores token i + 1. Rows scored before a preemption are not wanted
         again.
         """
-        if self.sampling.prompt_logprobs < 0:
+        if not self.scores_prompt:
             return 0, 0
         return max(start, self._num_prompt_scored), min(end, len(self.prompt) - 1)
 
@@ -93,8 +95,8 @@ class Request:
         self._num_prompt_scored += count
 
     def prompt_logprobs(self) -> LogprobRows | None:
-        """Return the scores of prompt tokens 1.., None when they were not asked for."""
-        if self.sampling.prompt_logprobs < 0:
+        """Return the scores of prompt tokens 1.., None when they are not wanted."""
+        if not self.scores_prompt:
             return None
         parts = self._prompt_logprobs
         return LogprobRows(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from twinfire.protocol.errors import InvalidRequest
-from twinfire.protocol.messages import Submit
+from twinfire.protocol.messages import ChoiceDelta, Submit
+from twinfire.protocol.tokens import unpack_ids
 
 
 def check_request(
@@ -34,6 +35,23 @@ def check_request(
             )
 
 
+def check_first_tokens(
+    first: Sequence[ChoiceDelta], choices: Collection[int], vocab_size: int
+) -> None:
+    """Raise InvalidRequest unless choices, each once, could go on from what another worker drew."""
+    named = [delta.choice for delta in first]
+    if len(set(named)) < len(named) or not set(named) <= set(choices):
+        raise InvalidRequest(
+            f"first tokens of choices {named} came, {list(choices)} were asked for"
+        )
+    for delta in first:
+        tokens = unpack_ids(delta.tokens)
+        if not tokens and delta.finish_reason is None:
+            raise InvalidRequest(f"choice {delta.choice} goes on without a first token")
+        if max(tokens, default=0) >= vocab_size:
+            raise InvalidRequest(f"first token {max(tokens)} is not in the vocabulary")
+
+
 def _check_choices(message: Submit, outputs: Sequence[array[int]]) -> None:
     n, choices = message.sampling.n, message.choices
     if len(set(choices)) != len(choices) or not all(0 <= index < n for index in choices):
@@ -52,5 +70,5 @@ def _check_choices(message: Submit, outputs: Sequence[array[int]]) -> None:
             f"outputs: {longest} tokens are output already, the limit is {limit} (max_tokens)",
             param="outputs",
         )
-    if message.hand_off is not None and len(choices) > 1:
+    if message.hand_off is not None and len(choices) > 1 and longest > 0:
         raise InvalidRequest("choices with outputs are handed over one by one", param="choices")

@@ -71,7 +71,7 @@ class RequestTable:
             max_total_tokens=len(request.prompt) + sampling.max_tokens,
             priority=request.priority,
             cache_extra=cache_extra_key(salt=request.cache_salt),
-            read_prefix_cache=sampling.prompt_logprobs < 0,
+            read_prefix_cache=not request.scores_prompt,
         )
 
     def fork(self, request: Request, parent: Sequence, choice: Choice) -> None:
@@ -91,15 +91,14 @@ class RequestTable:
         if request.finished:
             self._requests.pop((request.gateway_id, request.request_id), None)
 
-    def check_integrity(self, num_sequences_elsewhere: int) -> None:
+    def check_integrity(self) -> None:
         """Raise AssertionError when requests and sequences do not agree."""
         for request in self._requests.values():
             assert not request.finished, "a finished request is still listed"
         for sequence, request in self.owners.items():
             assert request.choice(sequence.key[2]).sequence is sequence
             assert not request.finished, "a finished request holds a sequence"
-        unowned = self._scheduler.num_unfinished - len(self.owners)
-        assert unowned == num_sequences_elsewhere, "a sequence belongs to no request"
+        assert self._scheduler.num_unfinished == len(self.owners), "a sequence without a request"
 
     def _assign(self, request: Request, choice: Choice, sequence: Sequence) -> None:
         choice.sequence = sequence

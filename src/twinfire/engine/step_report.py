@@ -75,21 +75,25 @@ class StepReporter:
             if request.handed_over:
                 continue
             found = self._blocks.find_prefix(sequence)
-            num_cached = len(found) * self._block_size
-            outputs[request.gateway_id].preempted.append(
-                Preempted(request.request_id, sequence.key[2], sequence.num_tokens - num_cached)
-            )
+            num_tokens = sequence.num_tokens - len(found) * self._block_size
+            outputs[request.gateway_id].preempted += [
+                Preempted(request.request_id, choice, num_tokens)
+                for choice in request.choices_drawing_from(sequence)
+            ]
 
     def progress(self, plan: StepPlan, outputs: Outputs) -> None:
         """Tell how far the prompts are that were computed on in this step."""
+        furthest: dict[Request, int] = {}
         for piece in plan.slices:
             request = self._table.owners.get(piece.sequence)
             if request is None or request.prompt_done or not piece.is_live:
                 continue
-            progress = PrefillProgress(request.request_id, piece.end)
-            outputs[request.gateway_id].progress.append(progress)
+            furthest[request] = max(piece.end, furthest.get(request, 0))
             if request.handed_over:
                 self._outgoing.computed(request, piece.sequence, piece.end)
+        for request, num_tokens in furthest.items():
+            progress = PrefillProgress(request.request_id, num_tokens)
+            outputs[request.gateway_id].progress.append(progress)
 
     def unsampled(self, plan: StepPlan, outputs: Outputs) -> None:
         """End the requests that wanted their prompt computed and no output."""

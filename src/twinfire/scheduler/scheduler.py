@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import abc
 
 from twinfire.cache.block_pool import BlockPool
-from twinfire.protocol.errors import InvalidRequest
+from twinfire.scheduler.arrivals import Arrivals
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.prefixes_in_flight import PrefixesInFlight
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
+from twinfire.scheduler.size_limit import check_can_ever_fit
 from twinfire.scheduler.step_plan import Slice, StepDraft, StepPlan
 from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of
 
@@ -35,9 +36,7 @@ class Scheduler:
         self._sequences: dict[Key, Sequence] = {}
         # A dict with no values: a set in the order of admission.
         self._running: dict[Sequence, None] = {}
-        # In the order they came, like those that run.
-        self._reserved: dict[Sequence, None] = {}
-        self._ready: dict[Sequence, None] = {}
+        self._arrivals = Arrivals()
         self._waiting = WaitingQueue(config.policy)
         self._plan_in_flight: StepPlan | None = None
         self._num_arrivals = 0
@@ -65,8 +64,8 @@ class Scheduler:
 
     @property
     def num_blocks_reserved(self) -> int:
-        """Blocks of prompts that somebody else computes."""
-        return sum(len(sequence.block_ids) for sequence in self._reserved)
+        """Blocks of prompts that somebody else computes, shared ones counted for each."""
+        return sum(len(sequence.block_ids) for sequence in self._arrivals.reserved)
 
     @property
     def num_prefill_tokens_waiting(self) -> int:
@@ -82,7 +81,7 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences submitted and neither finished nor aborted."""
+        """Sequences submitted or adopted and neither finished nor aborted."""
         return len(self._sequences)
 
     @property
@@ -101,7 +100,7 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence. InvalidRequest, naming need and limit, if it could never run."""
-        self._check_can_ever_fit(sequence)
+        check_can_ever_fit(sequence, self.config)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
         self._tables.extend_hashes(sequence)
@@ -119,16 +118,14 @@ class Scheduler:
         """Forget a sequence and free its blocks; no effect on one that is finished."""
         if sequence.status is Status.FINISHED:
             return
-        del self._sequences[sequence.key]
-        match sequence.status:
-            case Status.RUNNING:
-                del self._running[sequence]
-            case Status.RESERVED:
-                del self._reserved[sequence]
-            case Status.READY:
-                del self._ready[sequence]
-            case _:
-                self._waiting.remove(sequence)
+        if sequence.status is Status.RUNNING:
+            del self._running[sequence]
+        elif sequence.status is Status.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._arrivals.remove(sequence)
+        if sequence.status is not Status.RESERVED:
+            del self._sequences[sequence.key]
         sequence.status = Status.FINISHED
         sequence.run_epoch += 1
         self._tables.release(sequence)
@@ -147,24 +144,24 @@ class Scheduler:
     def reserve(self, sequence: Sequence) -> bool:
         """Take blocks for all tokens of a sequence that somebody else computes.
 
-        Its cached prefix is reused. False, with nothing changed, while there is no room beside what
-        running sequences are promised; InvalidRequest if it could never run.
+        Its cached prefix is reused. It is not known by its key before `adopt`. False, with nothing
+        changed, while there is no room beside what others need first; InvalidRequest if it could
+        never run.
         """
-        self._check_can_ever_fit(sequence)
+        check_can_ever_fit(sequence, self.config)
         self._tables.extend_hashes(sequence)
         prefix = self._tables.find_prefix(sequence)
-        num_spare = self.num_spare_blocks()
-        if not self._tables.fits(sequence, prefix, num_spare):
+        # With nothing else here even the last block may be taken: it would never fit otherwise.
+        is_alone = not (self._running or self._arrivals)
+        if not self._tables.fits(sequence, prefix, self.num_spare_blocks(is_alone=is_alone)):
             return False
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
-        self._enlist(sequence)
         self._tables.start(sequence, prefix)
         grown = self._tables.grow(sequence, sequence.num_tokens)
         assert grown, "room was checked before"
         sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-        sequence.status = Status.RESERVED
-        self._reserved[sequence] = None
+        self._arrivals.reserve(sequence)
         return True
 
     def adopt(self, sequence: Sequence) -> None:
@@ -172,54 +169,63 @@ class Scheduler:
 
         Only now can its blocks be found. Call it between `commit` and `schedule`.
         """
-        assert sequence.status is Status.RESERVED, f"{sequence.key} is not reserved"
-        del self._reserved[sequence]
+        self._enlist(sequence)
+        self._arrivals.filled(sequence)
         self._tables.advance(sequence, sequence.num_tokens)
-        sequence.status = Status.READY
-        self._ready[sequence] = None
 
-    def append(self, sequence: Sequence, token_id: int) -> None:
-        """Add the token that follows an adopted sequence's computed ones."""
-        sequence.tokens.append(token_id)
-        if sequence.num_tokens >= (len(sequence.block_hashes) + 1) * self.config.block_size:
-            self._tables.extend_hashes(sequence)
+    def extend(self, sequence: Sequence, output: abc.Sequence[int]) -> None:
+        """Add what an adopted sequence lacks of `output`, of which its blocks hold a part."""
+        sequence.tokens.extend(output[sequence.num_output_tokens :])
+        self._tables.extend_hashes(sequence)
 
-    def num_spare_blocks(self) -> int:
-        """Return the blocks that newcomers must leave to running sequences."""
-        return self._num_blocks_promised() + self._watermark()
+    def num_spare_blocks(self, *, is_alone: bool = False) -> int:
+        """Return the blocks to leave when somebody takes some who has not waited for them here.
+
+        They are for running sequences to grow into and for the first that waits: a stream that was
+        preempted must not find its room taken each time there is some.
+        """
+        first = self._waiting.peek()
+        num_for_first = self._tables.num_missing(first) if first is not None else 0
+        watermark = 0 if is_alone else self.config.watermark
+        return self._num_blocks_promised() + num_for_first + watermark
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Add another choice after the parent's prompt, possibly with a first token of its own.
 
         Call it between `commit` and `schedule`. The child shares the computed prompt and runs at
         once if the parent still holds it and places and blocks last; else it waits, ranked with its
-        parent.
+        parent. After a parent that was adopted and has no place yet, it waits for one like it does.
         """
         assert self._plan_in_flight is None, "fork between schedule and commit"
         length = parent.num_prompt_tokens
         assert child.num_prompt_tokens == length, "a child has its parent's prompt"
         assert child.tokens[:length] == parent.tokens[:length], "a child has its parent's prompt"
         assert child.cache_extra == parent.cache_extra, "a child shares its parent's cache"
-        self._check_can_ever_fit(child)
+        check_can_ever_fit(child, self.config)
         child.arrival = parent.arrival
         child.num_cached_tokens = parent.num_cached_tokens
         child.block_hashes = parent.block_hashes[: length // self.config.block_size]
         self._tables.extend_hashes(child)
         self._enlist(child)
-        if self._has_place() and self._tables.share(parent, child, self.num_spare_blocks()):
-            child.status = Status.RUNNING
-            self._running[child] = None
-        else:
+        is_ready = parent.status is Status.READY
+        num_spare = self._num_blocks_promised() + self._watermark()
+        if not (is_ready or self._has_place()) or not self._tables.share(parent, child, num_spare):
             self._waiting.push(child)
+        elif is_ready:
+            self._arrivals.ready(child)
+        else:
+            self._run(child)
 
     def schedule(self) -> StepPlan:
         """Return the next step's work, to be committed unless it is empty.
 
-        It is empty only when no sequence has uncomputed tokens.
+        It is empty only when no sequence has uncomputed tokens, or none can have the blocks that
+        it needs because they are held for other workers.
         """
         assert self._plan_in_flight is None, "the last plan was not committed"
         draft = StepDraft(self.config.max_num_batched_tokens)
-        self._admit_ready()
+        while self._has_place() and (arrived := self._arrivals.pop_ready()) is not None:
+            self._run(arrived)
         self._plan_running(draft)
         # What was just taken from one sequence must not go to a newcomer.
         if not draft.preempted:
@@ -254,37 +260,25 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, blocks and counts agree."""
-        listed = {*self._running, *self._waiting, *self._reserved, *self._ready}
+        listed = {*self._running, *self._waiting, *self._arrivals.waiting_for_a_place}
         assert listed == set(self._sequences.values()), "a sequence is nowhere or unknown"
-        places = (self._running, self._reserved, self._ready)
-        num_listed = len(self._waiting) + sum(len(place) for place in places)
-        assert len(listed) == num_listed, "a sequence is in two places"
         assert len(self._running) <= self.config.max_num_seqs, "too many sequences run"
+        self._arrivals.check_integrity()
         for key, sequence in self._sequences.items():
-            expected = self._listed_status(sequence)
             assert sequence.key == key
-            assert sequence.status is expected, f"{key} is {sequence.status}, not {expected}"
+            assert (sequence.status is Status.RUNNING) == (sequence in self._running)
+            assert (sequence.status is Status.WAITING) == (sequence in self._waiting)
             assert sequence.num_computed_tokens <= sequence.num_tokens
         for sequence in self._waiting:
             assert sequence.num_computed_tokens == 0, f"{sequence.key} waits with computed tokens"
-        self._tables.check_integrity(self._sequences.values())
-        if not self._sequences and self._plan_in_flight is None:
+        self._tables.check_integrity([*self._sequences.values(), *self._arrivals.reserved])
+        if not (self._sequences or self._arrivals.reserved) and self._plan_in_flight is None:
             held = self.pool.num_used - self._tables.num_pinned
             assert held == 0, f"{held} blocks are held by nobody"
 
-    def _listed_status(self, sequence: Sequence) -> Status:
-        if sequence in self._running:
-            return Status.RUNNING
-        if sequence in self._reserved:
-            return Status.RESERVED
-        return Status.READY if sequence in self._ready else Status.WAITING
-
-    def _admit_ready(self) -> None:
-        while self._ready and self._has_place():
-            sequence = next(iter(self._ready))
-            del self._ready[sequence]
-            sequence.status = Status.RUNNING
-            self._running[sequence] = None
+    def _run(self, sequence: Sequence) -> None:
+        sequence.status = Status.RUNNING
+        self._running[sequence] = None
 
     def _plan_running(self, draft: StepDraft) -> None:
         decoding: list[Sequence] = []
@@ -341,8 +335,7 @@ class Scheduler:
 
     def _start(self, draft: StepDraft, sequence: Sequence, prefix: list[int]) -> Slice:
         self._tables.start(sequence, prefix)
-        sequence.status = Status.RUNNING
-        self._running[sequence] = None
+        self._run(sequence)
         if sequence.num_cached_tokens is None:
             found = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             sequence.num_cached_tokens = found
@@ -375,26 +368,3 @@ class Scheduler:
     def _enlist(self, sequence: Sequence) -> None:
         assert sequence.key not in self._sequences, f"{sequence.key} exists already"
         self._sequences[sequence.key] = sequence
-
-    def _check_can_ever_fit(self, sequence: Sequence) -> None:
-        prompt, total = sequence.num_prompt_tokens, sequence.max_total_tokens
-        assert sequence.num_tokens <= total, f"{sequence.key} is longer than it may become"
-        if prompt < 1:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        param = "prompt" if prompt >= self.config.max_model_len else "max_tokens"
-        size = f"this request needs {total} tokens ({prompt} prompt, {total - prompt} output)"
-        if total > self.config.max_model_len:
-            raise InvalidRequest(
-                f"{size}; the limit is {self.config.max_model_len} (max_model_len)",
-                param=param,
-                code="context_length_exceeded",
-            )
-        # The last token drawn is never computed, so it needs no room.
-        needed = self.config.blocks_for(max(prompt, total - 1))
-        if needed > self.config.num_blocks:
-            raise InvalidRequest(
-                f"{size}, which is {needed} KV blocks of {self.config.block_size}; the limit is "
-                f"{self.config.num_blocks} blocks (KV cache memory)",
-                param=param,
-                code="context_length_exceeded",
-            )
