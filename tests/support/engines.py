@@ -33,6 +33,7 @@ def mock_engine(
     policy: str = "fcfs",
     enable_prefix_cache: bool = True,
     hash_seed: bytes = b"",
+    watermark_blocks: int | None = None,
 ) -> tuple[Engine, MockRunner]:
     runner = MockRunner(VOCAB, block_size)
     runner.init_kv(num_blocks)
@@ -45,6 +46,7 @@ def mock_engine(
         policy=policy,  # type: ignore[arg-type]
         enable_prefix_cache=enable_prefix_cache,
         hash_seed=hash_seed,
+        watermark_blocks=watermark_blocks,
     )
     return Engine(Scheduler(config), runner, SAMPLER), runner
 

@@ -68,7 +68,7 @@ class MockRunner:
         return b"".join(struct.pack(f"<{self._kv.shape[1]}q", *self._kv[b]) for b in block_ids)
 
     def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        values = np.frombuffer(content, np.int64).reshape(len(block_ids), -1)
+        values = np.frombuffer(content, np.int64).reshape(len(block_ids), self._kv.shape[1])
         self._kv[list(block_ids)] = values
 
 
