@@ -161,7 +161,8 @@ def _responses(operation: Operation) -> dict[str, object]:
     else:
         content = _json(operation.response)
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # No schema: readers of the document differ in whether one is of the text or of each event.
+        content["text/event-stream"] = {}
     responses: dict[str, object] = {"200": {"description": "Done.", "content": content}}
     for status in operation.errors:
         responses[status] = {"description": _ERRORS[status], "content": _json(ErrorBody)}
