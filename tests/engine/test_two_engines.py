@@ -226,18 +226,3 @@ def test_a_pulled_prefix_is_found_and_counted() -> None:
     stored, removed = puller.take_cache_events()
     assert len(stored) >= 5
     assert not removed
-
-
-def test_a_request_ends_when_its_time_is_over() -> None:
-    now_s = 0.0
-    engine, _ = mock_engine()
-    engine._clock = lambda: now_s
-    collector = Collector(engine)
-    collector.submit(1, [1, 2, 3], sampling(n=2, max_tokens=50), timeout_s=5.0)
-    collector.submit(2, [1, 2, 3], sampling(max_tokens=3))
-    collector.step()
-    now_s = 5.0
-    collector.run()
-    answers = collector.record("g", 1).answers
-    assert {answer.finish_reason for answer in answers.values()} == {"timeout"}
-    assert collector.record("g", 2).answers[0].finish_reason == "length"

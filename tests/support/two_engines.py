@@ -2,21 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from support.engines import Collector
+from support.mock_runner import MockRunner
+from twinfire.cache.kv_group import KvLayout
 from twinfire.engine.engine import Engine
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, PromptComputed, Reservation
 from twinfire.engine.runner import Runner
+from twinfire.engine.sampler import Sampler
 from twinfire.engine.step_report import GatewayOutput
+from twinfire.kernels.sampling_ops import SamplingOps
+from twinfire.kernels.step_batch import StepBatch
 from twinfire.protocol.messages import HandOff, Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids
+from twinfire.scheduler.scheduler import Scheduler
+from twinfire.scheduler.scheduler_config import SchedulerConfig
 
 GATEWAY = "g"
 DECODE = HandOff(Peer("d", "unix:/d"))
+
+
+class CountedRunner:
+    """A real runner that says how many tokens it has computed."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.num_tokens_computed = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self._runner.vocab_size
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        return self._runner.kv_layout
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._runner.weight_bytes
+
+    def init_kv(self, num_blocks: int) -> None:
+        self._runner.init_kv(num_blocks)
+
+    def execute(self, batch: StepBatch) -> None:
+        self.num_tokens_computed += batch.num_tokens
+        self._runner.execute(batch)
+
+    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return self._runner.logits(start, stop)
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+        return self._runner.export_blocks(block_ids)
+
+    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+        self._runner.import_blocks(block_ids, content)
+
+
+def real_engine(
+    runner: Runner,
+    sampling_ops: SamplingOps,
+    *,
+    num_blocks: int = 64,
+    num_batched_tokens: int = 48,
+    max_num_seqs: int = 8,
+    max_model_len: int = 256,
+) -> tuple[Engine, CountedRunner]:
+    """Return an engine over a runner that has no KV memory yet."""
+    counted = CountedRunner(runner)
+    counted.init_kv(num_blocks)
+    config = SchedulerConfig(
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=num_batched_tokens,
+    )
+    return Engine(Scheduler(config), counted, Sampler(sampling_ops)), counted
 
 
 @dataclass
@@ -26,20 +93,18 @@ class Transfer:
     reservation: Reservation
     blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By index in the prompt: block of the prefill engine and its generation."""
-    moved: int = 0
 
 
 class TwoEngines:
     """`collector` holds what the decode engine's gateway heard."""
 
-    def __init__(self, make: Callable[[], tuple[Engine, Runner]]) -> None:
+    def __init__(self, make: Callable[[], tuple[Engine, CountedRunner | MockRunner]]) -> None:
         self.prefill, self.prefill_runner = make()
         self.decode, self.decode_runner = make()
         self.collector = Collector(self.decode)
         self.transfers: dict[HandOffKey, Transfer] = {}
         self.ended: list[HandOffEnded] = []
-        self.num_computed_on_prefill = 0
-        self.num_prompt_tokens_on_decode = 0
+        self.num_blocks_moved = 0
 
     def submit(
         self, request_id: int, prompt: list[int], sampling: SamplingParams, **more: object
@@ -93,7 +158,7 @@ class TwoEngines:
             assert self.prefill.block_generation(block_id) == generation, "a block was reused"
             content = self.prefill_runner.export_blocks([block_id])
             self.decode_runner.import_blocks([reservation.block_ids[index]], content)
-        self.num_computed_on_prefill += event.prompt.computed_tokens
+        self.num_blocks_moved += event.num_prompt_blocks - reservation.num_cached_blocks
         output = self.decode.adopt(event.key, event.prompt, event.first)
         self.prefill.release_hold(event.key)
         self._heard(output)
