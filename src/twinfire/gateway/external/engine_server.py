@@ -1,0 +1,71 @@
+"""One engine's server as the gateway knows it, and the choice among several by tokens.
+
+No tokenizer is at hand, so that load is counted in estimated tokens of our own requests; an entry
+lives exactly as long as its leg.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count
+from urllib.parse import urlsplit
+
+from twinfire.gateway.external.circuit_breaker import CircuitBreaker
+from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
+
+FAILED_CHECKS_TO_LEAVE = 2
+"""Health checks in a row."""
+
+
+class EngineServer:
+    """One address. It takes requests once a health check has passed."""
+
+    def __init__(self, url: str, bootstrap_port: int = 0) -> None:
+        self.url = url.rstrip("/")
+        self.host = urlsplit(url).hostname or ""
+        self.bootstrap_port = bootstrap_port
+        self.ledger = Ledger()
+        self.breaker = CircuitBreaker()
+        self.last_used = 0
+        self.is_healthy = False
+        self._num_failed_checks = 0
+
+    def checked(self, passed: bool) -> None:
+        """Take the outcome of a health check."""
+        self._num_failed_checks = 0 if passed else self._num_failed_checks + 1
+        if passed:
+            self.is_healthy = True
+        elif self._num_failed_checks >= FAILED_CHECKS_TO_LEAVE:
+            self.is_healthy = False
+
+    def is_available(self) -> bool:
+        """Whether a request may go there now."""
+        return self.is_healthy and self.breaker.allows(time.monotonic())
+
+    def failed(self) -> None:
+        """It broke a request."""
+        self.breaker.failed(time.monotonic())
+
+
+class EnginePool:
+    """Servers of one stage."""
+
+    def __init__(self, servers: Iterable[EngineServer]) -> None:
+        self.servers: Sequence[EngineServer] = tuple(servers)
+        self._uses = count(1)
+
+    def has_available(self) -> bool:
+        """Whether anybody could take a request."""
+        return any(one.is_available() for one in self.servers)
+
+    def choose(self, excluded: Collection[EngineServer] = ()) -> EngineServer | None:
+        """Return the server with the fewest tokens, of equals the one unused for longest."""
+        able = [one for one in self.servers if one not in excluded and one.is_available()]
+        return min(able, key=lambda one: (one.ledger.load, one.last_used), default=None)
+
+    def charge(self, server: EngineServer, num_tokens: int) -> LedgerEntry:
+        """Count a request that goes to `server`; close the entry when its leg ends."""
+        server.last_used = next(self._uses)
+        server.breaker.sent(time.monotonic())
+        return server.ledger.open(num_tokens)
