@@ -19,7 +19,7 @@ def read(tmp_path: Path, text: str) -> ClusterFile:
 def test_an_empty_file_is_one_prefill_and_one_decode_worker(tmp_path: Path) -> None:
     cluster = read(tmp_path, "")
     assert cluster == ClusterFile()
-    assert [(role, pool.count) for role, pool in cluster.model.pools()] == [
+    assert [(role, pool.count) for role, pool in cluster.models[0].pools()] == [
         ("prefill", 1),
         ("decode", 1),
         ("mixed", 0),
@@ -41,7 +41,15 @@ def test_what_is_given_replaces_the_defaults(tmp_path: Path) -> None:
         """,
     )
     assert (cluster.gateway.port, cluster.gateway.workers) == (9000, "tcp:127.0.0.1:9100")
-    assert (cluster.model.prefill.count, cluster.model.decode.kv_cache_memory) == (3, 1_000_000)
+    assert (cluster.models[0].prefill.count, cluster.models[0].decode.kv_cache_memory) == (
+        3,
+        1_000_000,
+    )
+
+
+def test_a_list_of_models_keeps_its_order(tmp_path: Path) -> None:
+    cluster = read(tmp_path, "[[model]]\nmodel = 'a'\n[[model]]\nmodel = 'b'")
+    assert [model.model for model in cluster.models] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,9 @@ def test_what_is_given_replaces_the_defaults(tmp_path: Path) -> None:
         ("[model]\ndecode = { count = 0 }", "nobody could decode"),
         ("[gateway]\npd_policy = 'maybe'", "maybe"),
         ("[gateway", "is not TOML"),
+        ("[[model]]\n[[model]]\ndecode = { count = 0 }", r"model\[1\].decode.count"),
+        ("[[model]]\nmodle = 'a'", "did you mean `model`"),
+        ("model = []", "there is no model"),
     ],
 )
 def test_a_wrong_file_names_its_field(tmp_path: Path, text: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,6 +240,35 @@ def test_headers_tell_the_route_and_bound_the_time(cluster: ServeProcess) -> Non
             model=MODEL, prompt=prompt, extra_headers={"x-request-timeout-ms": "soon"}
         )
     wait_until_nothing_is_held(cluster)
+
+
+def samples(cluster: ServeProcess, name: str) -> dict[str, float]:
+    """The values of a metric by their labels."""
+    found = re.findall(
+        rf"^twinfire:{name}{{([^}}]*)}} (\S+)$", cluster.get("/metrics")[1].decode(), re.MULTILINE
+    )
+    return {labels: float(value) for labels, value in found}
+
+
+def test_metrics_tell_where_the_time_to_the_first_token_went(cluster: ServeProcess) -> None:
+    moved = sum(samples(cluster, "transfer_bytes_total").values())
+    body: dict[str, object] = {"model": MODEL, "prompt": "metrics " * 300, "max_tokens": 3}
+    for _ in range(3):
+        post(cluster, "/v1/completions", body)
+    parts = samples(cluster, "time_to_first_token_part_seconds_sum")
+    (total,) = samples(cluster, "time_to_first_token_seconds_sum").values()
+    assert len(parts) == 8
+    assert min(parts.values()) > -0.001
+    assert sum(parts.values()) == pytest.approx(total, rel=1e-6)
+    assert sum(samples(cluster, "transfer_bytes_total").values()) > moved
+    decisions = samples(cluster, "route_decisions_total")
+    assert any('reason="always"' in labels for labels in decisions)
+    wait_until_nothing_is_held(cluster)
+    held = samples(cluster, "worker_kv_blocks_used")
+    assert len(held) == len(status(cluster)["workers"])
+    for name in ("ledger_prefill_tokens", "ledger_kv_blocks", "worker_prefill_tokens_waiting"):
+        assert set(samples(cluster, name)) == set(held)
+        assert set(samples(cluster, name).values()) == {0.0}, name
 
 
 def test_what_cannot_be_done_is_told(cluster: ServeProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,17 +14,18 @@ import pytest
 from openai import OpenAI
 
 from support.gateway_server import ALIAS, MODEL, RunningGateway, byte_text_side, running_gateway
-from support.raw_http import open_post, read_until, request
+from support.raw_http import Answer, open_post, read_until, request
 from support.scripted_backend import ScriptedBackend, say, worker_info
 from twinfire import __version__
-from twinfire.gateway.app import create_app
+from twinfire.gateway.app import create_app, create_app_of_models
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.listening import AddressUnavailable, bind_socket
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.server import GatewayServer
 from twinfire.gateway.settings import GatewaySettings
-from twinfire.protocol.errors import Overloaded
+from twinfire.protocol.errors import InvalidRequest, Overloaded
 from twinfire.protocol.messages import Load
 
 CHAT = "/v1/chat/completions"
@@ -74,7 +76,8 @@ def test_health_tells_why_not(gateway: RunningGateway) -> None:
 
 def test_text_side_may_still_load_or_fail() -> None:
     def forget_text(gateway: Gateway) -> None:
-        gateway.model.text = None
+        for hosted in gateway.models:
+            hosted.model.text = None
 
     with running_gateway(adjust=forget_text) as gateway:
         address = gateway.server.address
@@ -141,6 +144,64 @@ def test_metrics_count_over_the_lives_of_workers() -> None:
     assert sample(text, "prefix_cache_queries_total") == 180
     assert sample(text, "prefix_cache_hits_total") == 70
     assert sample(text, "iteration_tokens_total_count") == 3
+
+
+def test_several_models_are_told_apart_by_name() -> None:
+    async def main() -> None:
+        backends = [ScriptedBackend(), ScriptedBackend()]
+        backends[0].script, backends[1].script = say("one"), say("two")
+        hosted = [
+            HostedModel.of(ServedModel(names, byte_text_side()), backend)
+            for names, backend in zip((("a", "a2"), ("b",)), backends, strict=True)
+        ]
+        server = GatewayServer(
+            create_app_of_models(GatewaySettings(), hosted), bind_socket("127.0.0.1", 0)
+        )
+        serving = asyncio.create_task(server.serve())
+        await server.started.wait()
+
+        async def ask(method: str, path: str, body: dict[str, object] | None = None) -> Answer:
+            return await asyncio.to_thread(request, server.address, method, path, body)
+
+        for name, text in (("a", "one"), ("a2", "one"), ("b", "two")):
+            answer = (await ask("POST", CHAT, {**BODY, "model": name})).body
+            assert text.encode() in answer
+        assert (await ask("POST", CHAT, {**BODY, "model": "c"})).status == 404
+        nameless = await ask("POST", CHAT, BODY)
+        assert (nameless.status, nameless.error()["param"]) == (400, "model")
+        listed = (await ask("GET", "/v1/models")).body
+        assert [card["id"] for card in json.loads(listed)["data"]] == ["a", "a2", "b"]
+        metrics = (await ask("GET", "/metrics")).body.decode()
+        assert metrics.count("# TYPE twinfire:generation_tokens_total counter") == 1
+        assert 'twinfire:generation_tokens_total{model_name="a"} 8.0' in metrics
+        assert 'twinfire:generation_tokens_total{model_name="b"} 4.0' in metrics
+        backends[1].unready_reason = "loading: weights"
+        health = await ask("GET", "/health")
+        assert (health.status, health.error()["message"]) == (503, "b: loading: weights")
+        assert (await ask("POST", CHAT, {**BODY, "model": "a"})).status == 200
+        server.stop()
+        await serving
+
+    asyncio.run(main())
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    hosted = [HostedModel.of(ServedModel(("a",)), ScriptedBackend()) for _ in range(2)]
+    with pytest.raises(InvalidRequest, match="two models are called `a`"):
+        HostedModels(hosted)
+
+
+def test_a_wait_that_is_not_wanted_is_told_to_the_backend(gateway: RunningGateway) -> None:
+    address = gateway.server.address
+    for body, headers, expected in (
+        ({}, {}, False),
+        ({"rejectIfBusy": True}, {}, True),
+        ({}, {"x-reject-if-busy": "1"}, True),
+    ):
+        assert request(address, "POST", CHAT, {**BODY, **body}, headers).status == 200
+        assert gateway.backend.contexts[-1].reject_if_busy is expected
+    named = request(address, "POST", CHAT, {**BODY, "prompt_cache_key": "my-session"})
+    assert named.headers["cf-session-affinity"] == "my-session"
 
 
 def hold(backend: ScriptedBackend) -> ScriptedBackend:

@@ -13,6 +13,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command."""
     parser = subparsers.add_parser("scale", help="start or drain workers of a running cluster")
     parser.add_argument("counts", nargs="+", type=_count, metavar="ROLE=N")
+    parser.add_argument("--model", help="which model's workers, where there are several")
     add_connection_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Scale each role in turn, then print the workers."""
     status = {}
     for role, count in args.counts:
-        status = call(args, "/cluster/scale", {"role": role, "count": count})
+        status = call(args, "/cluster/scale", {"role": role, "count": count, "model": args.model})
     show(args, status)
     return 0
 

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,14 +21,17 @@ from twinfire.artifacts.env import Env
 from twinfire.artifacts.model_store import ResolvedModel, resolve_model
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
-from twinfire.cluster.cluster_file import ClusterFile, read_cluster_file
+from twinfire.cluster.cluster_file import ClusterFile, ModelTable, read_cluster_file
 from twinfire.gateway.listening import bind_socket, run_event_loop
 from twinfire.gateway.routing.route import PdPolicy
 from twinfire.gateway.settings import GatewaySettings, RequestLimits
 from twinfire.protocol.addresses import UnixAddress, parse_address
-from twinfire.protocol.errors import TwinfireError
+from twinfire.protocol.errors import InvalidRequest, TwinfireError
 from twinfire.protocol.secret import hash_seed, load_secret
 from twinfire.protocol.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from twinfire.cluster.model_pools import ModelPools
 
 PD_POLICIES: tuple[PdPolicy, ...] = ("auto", "always", "never")
 
@@ -59,8 +64,11 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     cluster = _with_options(read_cluster_file(args.file) if args.file else ClusterFile(), args)
-    with pull_progress(cluster.model.model) as report:
-        resolved = resolve_model(cluster.model.model, on_progress=report)
+    resolved = []
+    for table in cluster.models:
+        with pull_progress(table.model) as report:
+            resolved.append(resolve_model(table.model, on_progress=report))
+    _check_distinct(resolved)
     bound = bind_socket(cluster.gateway.host, cluster.gateway.port)
     run_event_loop(_serve(cluster, resolved, bound))
     return 0
@@ -74,20 +82,28 @@ def _with_options(cluster: ClusterFile, args: argparse.Namespace) -> ClusterFile
     )
     model = cluster.model
     if args.model is not None:
+        if not isinstance(model, ModelTable):
+            raise InvalidRequest("--model goes with one model; the file has a list of them")
         model = msgspec.structs.replace(model, model=args.model)
     return msgspec.structs.replace(cluster, gateway=gateway, model=model)
 
 
-async def _serve(cluster: ClusterFile, resolved: ResolvedModel, bound: socket.socket) -> None:
+def _check_distinct(resolved: Sequence[ResolvedModel]) -> None:
+    """Refuse models whose workers could not be told apart."""
+    names = [model.served_name for model in resolved]
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"two of the models are the same one: {', '.join(names)}")
+
+
+async def _serve(
+    cluster: ClusterFile, resolved: Sequence[ResolvedModel], bound: socket.socket
+) -> None:
     from twinfire.cluster.local_cluster import LocalCluster
-    from twinfire.cluster.supervisor import Supervisor
-    from twinfire.gateway.app import create_app
-    from twinfire.gateway.backends.cluster_backend import ClusterBackend
+    from twinfire.cluster.model_pools import ModelPools, Surroundings
+    from twinfire.cluster.supervisor import kv_share_bytes
+    from twinfire.gateway.app import create_app_of_models
     from twinfire.gateway.backends.worker_listener import WorkerListener
-    from twinfire.gateway.metrics import Metrics
-    from twinfire.gateway.routing.router import Router
     from twinfire.gateway.routing.routing_settings import RoutingSettings
-    from twinfire.gateway.served_model import ServedModel
     from twinfire.gateway.server import GatewayServer
 
     started_s = time.monotonic()
@@ -96,55 +112,62 @@ async def _serve(cluster: ClusterFile, resolved: ResolvedModel, bound: socket.so
         folder = Path(name)
         secret_file = _secret_file(settings.secret_file, folder)
         secret = load_secret(secret_file)
-        loop = asyncio.get_running_loop()
-        router = Router(loop.time, RoutingSettings(pd_policy=settings.pd_policy))
-        backend = ClusterBackend(resolved.served_name, router, hash_seed(secret))
         listener = WorkerListener(uuid.uuid4().hex, secret, settings.tls)
-        listener.add_pool(backend.registry)
         own = await listener.listen(UnixAddress(str(folder / "gateway")))
+        around = Surroundings(
+            routing=RoutingSettings(pd_policy=settings.pd_policy),
+            hash_seed=hash_seed(secret),
+            base=_base_config(cluster, str(own), secret_file),
+            folder=folder,
+            kv_share_bytes=kv_share_bytes(cluster.models),
+        )
+        pools = [
+            ModelPools(table, model, around, number if len(resolved) > 1 else None)
+            for number, (table, model) in enumerate(zip(cluster.models, resolved, strict=True))
+        ]
+        for one in pools:
+            listener.add_pool(one.backend.registry)
         if settings.workers:
             joined = await listener.listen(parse_address(settings.workers))
             log.info("workers may join at %s", joined)
-        backend.start()
-        base = _base_config(cluster, resolved, str(own), secret_file)
-        supervisor = Supervisor(cluster.model, base, backend.registry, folder)
-        await supervisor.start()
-        names = cluster.model.names or (resolved.served_name,)
-        model, metrics = ServedModel(names), Metrics(names[0])
-        app = create_app(
-            _gateway_settings(cluster), backend, model, metrics, LocalCluster(backend, supervisor)
-        )
+        hosted = [one.hosted for one in pools]
+        app = create_app_of_models(_gateway_settings(cluster), hosted, LocalCluster(pools))
         server = GatewayServer(app, bound)
         failure: list[str] = []
 
         async def announce() -> None:
             try:
-                await model.load_text(resolved.path)
-                if model.load_error is not None:
-                    raise TwinfireError(model.load_error)
-                await supervisor.wait_ready()
+                await asyncio.gather(*(one.wait_ready() for one in pools))
             except TwinfireError as error:
                 failure.append(str(error))
                 server.stop()
                 return
             url = base_url(settings.host, server.address[1])
-            workers = ", ".join(f"{slot.name} (pid {slot.pid})" for slot in supervisor.slots)
-            info = backend.worker_info
-            assert info is not None, "every worker had joined"
-            took_s = time.monotonic() - started_s
-            message = ready_message(names[0], url, info, f"Workers: {workers}. ", took_s)
-            print(message, file=sys.stderr, flush=True)
+            for one in pools:
+                print(_ready_line(one, url, started_s), file=sys.stderr, flush=True)
 
+        for one in pools:
+            await one.start()
         announcing = asyncio.create_task(announce())
         try:
             await server.serve(handle_signals=True)
         finally:
             announcing.cancel()
-            await supervisor.stop()
+            await asyncio.gather(*(one.supervisor.stop() for one in pools))
             await listener.close()
-            await backend.close()
+            await asyncio.gather(*(one.backend.close() for one in pools))
         if failure:
             raise TwinfireError(failure[0])
+
+
+def _ready_line(pools: ModelPools, url: str, started_s: float) -> str:
+    info = pools.backend.worker_info
+    if info is None:
+        return f"{pools.names[0]} waits at {url} for workers to join."
+    slots = pools.supervisor.slots
+    workers = ", ".join(f"{slot.name} (pid {slot.pid})" for slot in slots) or "others' only"
+    took_s = time.monotonic() - started_s
+    return ready_message(pools.names[0], url, info, f"Workers: {workers}. ", took_s)
 
 
 def _secret_file(given: str | None, folder: Path) -> str:
@@ -157,22 +180,14 @@ def _secret_file(given: str | None, folder: Path) -> str:
     return str(path)
 
 
-def _base_config(
-    cluster: ClusterFile, resolved: ResolvedModel, gateway: str, secret_file: str
-) -> WorkerConfig:
-    model = cluster.model
+def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> WorkerConfig:
     return WorkerConfig(
-        model_path=str(resolved.path),
-        served_name=resolved.served_name,
+        model_path="",
+        served_name="",
         socket_path="",
         join=(gateway,),
         secret_file=secret_file,
         tls=cluster.gateway.tls,
-        dtype=model.dtype,
-        quantization=model.quantization,
-        kv_cache_dtype=model.kv_cache_dtype,
-        max_model_len=model.max_model_len,
-        connector=model.connector,
         weight_cache_dir=str(Env.read().cache_dir / "packed-weights"),
     )
 

@@ -8,6 +8,8 @@ pd_policy = "auto"
 model = "smollm2-135m"
 prefill = { count = 1, threads = 1 }
 decode = { count = 1, threads = 1 }
+
+Several models behind the gateway are several tables `[[model]]`.
 """
 
 from __future__ import annotations
@@ -89,7 +91,12 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of the file."""
 
     gateway: GatewayTable = GatewayTable()
-    model: ModelTable = ModelTable()
+    model: ModelTable | tuple[ModelTable, ...] = ModelTable()
+
+    @property
+    def models(self) -> tuple[ModelTable, ...]:
+        """Every model, in order."""
+        return (self.model,) if isinstance(self.model, ModelTable) else self.model
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
@@ -109,13 +116,20 @@ def read_cluster_file(path: Path) -> ClusterFile:
 
 
 def _check(cluster: ClusterFile, path: Path) -> None:
-    pools = dict(cluster.model.pools())
-    for role, pool in pools.items():
+    if not cluster.models:
+        raise InvalidRequest(f"{path}: there is no model")
+    for number, model in enumerate(cluster.models):
+        where = "model" if len(cluster.models) == 1 else f"model[{number}]"
+        _check_pools(model, f"{path}: {where}", takes_others=bool(cluster.gateway.workers))
+
+
+def _check_pools(model: ModelTable, where: str, *, takes_others: bool) -> None:
+    for role, pool in model.pools():
         if pool.count < 0:
-            raise InvalidRequest(f"{path}: model.{role}.count is {pool.count}; 0 is the least")
-    if not pools["decode"].count and not pools["mixed"].count and not cluster.gateway.workers:
+            raise InvalidRequest(f"{where}.{role}.count is {pool.count}; 0 is the least")
+    if not model.decode.count and not model.mixed.count and not takes_others:
         raise InvalidRequest(
-            f"{path}: model.decode.count and model.mixed.count are 0 and gateway.workers is empty, "
+            f"{where}.decode.count and mixed.count are 0 and gateway.workers is empty, "
             "so that nobody could decode"
         )
 

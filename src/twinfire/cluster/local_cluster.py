@@ -2,81 +2,105 @@
 
 from __future__ import annotations
 
-from twinfire.cluster.supervisor import Supervisor
-from twinfire.gateway.backends.cluster_backend import ClusterBackend
+from collections import Counter
+from collections.abc import Sequence
+
+from twinfire.cluster.model_pools import ModelPools
 from twinfire.gateway.backends.pool_member import PoolMember
 from twinfire.gateway.cluster_control import ClusterStatus, WorkerStatus
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Role
 
-_SHORT_NAME_CHARS = 8
-
 
 class LocalCluster:
-    """A `ClusterControl` over a backend's pool and the supervisor of this machine's workers."""
+    """A `ClusterControl` over the pools of this machine's cluster."""
 
-    def __init__(self, backend: ClusterBackend, supervisor: Supervisor) -> None:
-        self._backend = backend
-        self._supervisor = supervisor
+    def __init__(self, pools: Sequence[ModelPools]) -> None:
+        self._pools = pools
 
     def status(self) -> ClusterStatus:
         """Return the present state."""
-        workers = sorted(map(self._describe, self._backend.registry), key=lambda one: one.name)
-        admission = self._backend.admission
-        reasons = self._backend.router.tallies.reasons
+        routes: Counter[str] = Counter()
+        for pools in self._pools:
+            routes.update(map(str, pools.backend.router.tallies.reasons.elements()))
+        queues = [pools.backend.admission for pools in self._pools]
         return ClusterStatus(
-            workers=tuple(workers),
-            queued_requests=len(admission),
-            queued_tokens=admission.num_tokens,
-            routes={str(reason): count for reason, count in reasons.items()},
-            unready_reason=self._backend.unready_reason,
+            workers=tuple(status for _, status in self._workers()),
+            queued_requests=sum(map(len, queues)),
+            queued_tokens=sum(queue.num_tokens for queue in queues),
+            routes=dict(routes),
+            unready_reason="; ".join(
+                pools.backend.unready_reason
+                for pools in self._pools
+                if pools.backend.unready_reason is not None
+            )
+            or None,
         )
 
-    async def scale(self, role: Role, count: int) -> None:
+    async def scale(self, role: Role, count: int, model: str | None) -> None:
         """Have `count` supervised workers of a role; returns when those that go have gone."""
-        await self._supervisor.scale(role, count)
+        await self._pools_of(model).supervisor.scale(role, count)
 
     def set_role(self, worker: str, role: Role) -> None:
         """Change what a worker is asked to do."""
-        self._backend.registry.set_role(self._instance(worker), role)
+        pools, status = self._find(worker)
+        pools.backend.registry.set_role(status.instance_id, role)
 
     def drain(self, worker: str) -> None:
         """Give a worker nothing new and let it end; one of ours is not started again."""
-        instance_id = self._instance(worker)
-        self._supervisor.retire(worker)
-        self._backend.registry.drain(instance_id)
+        pools, status = self._find(worker)
+        pools.backend.registry.drain(status.instance_id)
+        if status.supervised:
+            pools.supervisor.retire(status.name)
 
-    def _describe(self, member: PoolMember) -> WorkerStatus:
-        info, load = member.info, member.load
-        slot = self._supervisor.slot_of(info.pid)
-        return WorkerStatus(
-            name=slot.name if slot else info.instance_id[:_SHORT_NAME_CHARS],
-            instance_id=info.instance_id,
-            role=info.role,
-            model=info.model,
-            host=info.host,
-            pid=info.pid,
-            supervised=slot is not None,
-            draining=member.is_draining,
-            running=load.running if load else 0,
-            waiting=load.waiting if load else 0,
-            prefill_tokens_waiting=load.prefill_tokens_waiting if load else 0,
-            kv_blocks_used=load.kv_blocks_used if load else 0,
-            kv_blocks_held=load.kv_blocks_held if load else 0,
-            kv_blocks_total=info.num_kv_blocks,
-            restarts=slot.num_restarts if slot else 0,
-        )
+    def _pools_of(self, model: str | None) -> ModelPools:
+        found = [pools for pools in self._pools if model is None or model in pools.names]
+        if len(found) != 1:
+            known = ", ".join(pools.names[0] for pools in self._pools)
+            raise InvalidRequest(f"say which model: there are {known}", param="model")
+        return found[0]
 
-    def _instance(self, worker: str) -> str:
-        """Return the instance id of a worker's name or of the beginning of its id."""
-        found = [
-            status.instance_id
-            for status in self.status().workers
-            if worker == status.name or status.instance_id.startswith(worker)
+    def _workers(self) -> list[tuple[ModelPools, WorkerStatus]]:
+        workers = [
+            (pools, _describe(pools, member))
+            for pools in self._pools
+            for member in pools.backend.registry
         ]
-        if not worker or len(found) != 1:
-            known = ", ".join(status.name for status in self.status().workers) or "none"
+        return sorted(workers, key=lambda found: found[1].name)
+
+    def _find(self, worker: str) -> tuple[ModelPools, WorkerStatus]:
+        """Return the worker of a name, or of the beginning of an instance id."""
+        workers = self._workers()
+        found = [
+            (pools, status)
+            for pools, status in workers
+            if worker and (worker == status.name or status.instance_id.startswith(worker))
+        ]
+        if len(found) != 1:
+            known = ", ".join(status.name for _, status in workers) or "none"
             raise InvalidRequest(
                 f"`{worker}` names {len(found)} workers; there are: {known}", param="worker"
             )
         return found[0]
+
+
+def _describe(pools: ModelPools, member: PoolMember) -> WorkerStatus:
+    info, load = member.info, member.load
+    slot = pools.supervisor.slot_of(info)
+    return WorkerStatus(
+        name=pools.supervisor.name_of(info),
+        instance_id=info.instance_id,
+        role=info.role,
+        model=pools.names[0],
+        host=info.host,
+        pid=info.pid,
+        supervised=slot is not None,
+        draining=member.is_draining,
+        running=load.running if load else 0,
+        waiting=load.waiting if load else 0,
+        prefill_tokens_waiting=load.prefill_tokens_waiting if load else 0,
+        kv_blocks_used=load.kv_blocks_used if load else 0,
+        kv_blocks_held=load.kv_blocks_held if load else 0,
+        kv_blocks_total=info.num_kv_blocks,
+        restarts=slot.num_restarts if slot else 0,
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,26 +13,42 @@ import msgspec
 from twinfire.cluster.cluster_file import ModelTable, PoolTable
 from twinfire.cluster.worker_slot import WorkerSlot
 from twinfire.engine.memory import available_memory_bytes
+from twinfire.gateway.backends.pool_member import PoolMember
 from twinfire.gateway.backends.worker_registry import WorkerRegistry
 from twinfire.protocol.errors import InvalidRequest, TwinfireError
-from twinfire.protocol.messages import Role
+from twinfire.protocol.messages import Role, WorkerInfo
 from twinfire.protocol.worker_config import WorkerConfig
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 """KV memory of a worker that is not told how much; all of them share half of what is free."""
 MAX_WORKERS = 64
 """Of one role on one machine."""
+_SHORT_NAME_CHARS = 8
+
+
+def kv_share_bytes(models: Sequence[ModelTable]) -> int:
+    """Return the KV memory of each worker that is not told how much."""
+    num_workers = sum(pool.count for model in models for _, pool in model.pools())
+    return min(available_memory_bytes() // 2 // max(1, num_workers), MAX_DEFAULT_KV_BYTES)
 
 
 class Supervisor:
     """The workers of one model that this process has started."""
 
     def __init__(
-        self, model: ModelTable, base: WorkerConfig, registry: WorkerRegistry, folder: Path
+        self,
+        model: ModelTable,
+        base: WorkerConfig,
+        registry: WorkerRegistry,
+        folder: Path,
+        *,
+        kv_share_bytes: int,
+        prefix: str = "",
     ) -> None:
         """`base` is what every worker is told beside its pool's settings.
 
-        Their sockets are made in `folder`.
+        Their sockets are made in `folder`, their names begin with `prefix`, and those that are not
+        told how much KV memory to take get `kv_share_bytes`.
         """
         self._pools: dict[Role, PoolTable] = dict(model.pools())
         self._base = base
@@ -39,9 +56,9 @@ class Supervisor:
         self._folder = folder
         self._slots: dict[Role, list[WorkerSlot]] = {role: [] for role in self._pools}
         self._numbers = {role: itertools.count() for role in self._pools}
-        num_workers = max(1, sum(pool.count for pool in self._pools.values()))
-        share = available_memory_bytes() // 2 // num_workers
-        self._kv_share_bytes = min(share, MAX_DEFAULT_KV_BYTES)
+        self._kv_share_bytes = kv_share_bytes
+        self._prefix = prefix
+        self._host = socket.gethostname()
         self._scaling = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -55,9 +72,16 @@ class Supervisor:
         """Why a worker will never be ready, None while all may be."""
         return next((slot.failure for slot in self.slots if slot.failure), None)
 
-    def slot_of(self, pid: int) -> WorkerSlot | None:
-        """Return the place of a process, None when it is not one of ours."""
-        return next((slot for slot in self.slots if slot.pid == pid), None)
+    def slot_of(self, info: WorkerInfo) -> WorkerSlot | None:
+        """Return the place of a worker, None when it is not one of ours."""
+        if info.host != self._host:
+            return None
+        return next((slot for slot in self.slots if slot.pid == info.pid), None)
+
+    def name_of(self, info: WorkerInfo) -> str:
+        """Return what a worker is called: by us, or the beginning of its instance id."""
+        slot = self.slot_of(info)
+        return slot.name if slot else info.instance_id[:_SHORT_NAME_CHARS]
 
     async def start(self) -> None:
         """Start every worker; they join when they are ready."""
@@ -67,9 +91,7 @@ class Supervisor:
     async def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
         """Return when every worker has joined; TwinfireError when one never will."""
         while True:
-            pids = {slot.pid for slot in self.slots}
-            joined = {member.info.pid for member in self._registry}
-            if pids <= joined:
+            if all(self._member_of(slot) is not None for slot in self.slots):
                 return
             if self.failure is not None:
                 raise TwinfireError(self.failure)
@@ -108,30 +130,34 @@ class Supervisor:
         await asyncio.gather(*(slot.end() for slot in self.slots), *self._ending)
 
     def _new_slot(self, role: Role) -> WorkerSlot:
-        name = f"{role}-{next(self._numbers[role])}"
+        label = f"{role}-{next(self._numbers[role])}"
         pool = self._pools[role]
         config = msgspec.structs.replace(
             self._base,
             role=role,
-            peer_address=f"unix:{self._folder / name}.peer",
+            peer_address=f"unix:{self._folder / label}.peer",
             threads=pool.threads,
             niceness=pool.niceness,
             kv_cache_bytes=pool.kv_cache_memory or self._kv_share_bytes,
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=pool.max_num_batched_tokens,
         )
-        return WorkerSlot(name, config, self._has_served)
+        return WorkerSlot(self._prefix + label, config, self._has_served)
 
-    def _has_served(self, pid: int) -> bool:
-        return any(member.info.pid == pid for member in self._registry)
+    def _has_served(self, slot: WorkerSlot) -> bool:
+        return self._member_of(slot) is not None
 
     def _load_of(self, slot: WorkerSlot) -> int:
-        for member in self._registry:
-            if member.info.pid == slot.pid and member.load is not None:
-                return member.load.kv_blocks_used
-        return 0
+        member = self._member_of(slot)
+        return member.load.kv_blocks_used if member and member.load else 0
 
     def _drain(self, slot: WorkerSlot) -> None:
+        member = self._member_of(slot)
+        if member is not None:
+            self._registry.drain(member.instance_id)
+
+    def _member_of(self, slot: WorkerSlot) -> PoolMember | None:
         for member in self._registry:
-            if member.info.pid == slot.pid:
-                self._registry.drain(member.instance_id)
+            if member.info.pid == slot.pid and member.info.host == self._host:
+                return member
+        return None

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 class WorkerSlot:
     """Belongs to the event loop's thread. `pid` is None while no process runs."""
 
-    def __init__(self, name: str, config: WorkerConfig, has_served: Callable[[int], bool]) -> None:
-        """`has_served` tells whether the worker of a process id has ever been ready."""
+    def __init__(
+        self, name: str, config: WorkerConfig, has_served: Callable[[WorkerSlot], bool]
+    ) -> None:
+        """`has_served` tells whether the worker that runs in a place is ready."""
         self.name = name
         self.config = config
         self._has_served = has_served
@@ -68,7 +70,7 @@ class WorkerSlot:
             started_s = loop.time()
             process = self._process
             # Asked while it runs: a dead worker is in no pool.
-            served = asyncio.create_task(self._note_served(process.pid))
+            served = asyncio.create_task(self._note_served())
             status = await process.wait()
             has_served = served.done() and not served.cancelled()
             served.cancel()
@@ -89,8 +91,8 @@ class WorkerSlot:
             self.num_restarts += 1
             await self._spawn()
 
-    async def _note_served(self, pid: int) -> None:
-        while not self._has_served(pid):
+    async def _note_served(self) -> None:
+        while not self._has_served(self):
             await asyncio.sleep(0.05)
 
     async def _spawn(self) -> None:

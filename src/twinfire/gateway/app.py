@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,6 +20,7 @@ from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
 from twinfire.gateway.endpoint import Endpoint, Handler
 from twinfire.gateway.errors import STATUS_TYPES, HttpError, fault_of
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
@@ -28,15 +31,25 @@ def create_app(
     backend: Backend,
     model: ServedModel,
     metrics: Metrics | None = None,
+) -> Starlette:
+    """Return the ASGI application of one model.
+
+    `metrics` is given when something else feeds it too, such as a worker's load reports.
+    """
+    return create_app_of_models(settings, [HostedModel.of(model, backend, metrics)])
+
+
+def create_app_of_models(
+    settings: GatewaySettings,
+    models: Sequence[HostedModel],
     cluster: ClusterControl | None = None,
 ) -> Starlette:
     """Return the ASGI application. Call it from the event loop's thread.
 
-    `metrics` is given when something else feeds it too, such as a worker's load reports. The text
-    side and the backend's worker may still be loading: `/health` tells when they are ready. With
-    `cluster` its workers can be administered.
+    The models' text sides and workers may still be loading: `/health` tells when they are ready.
+    With `cluster` its workers can be administered. InvalidRequest when two models share a name.
     """
-    gateway = Gateway(settings, backend, model, metrics or Metrics(model.names[0]))
+    gateway = Gateway(settings, HostedModels(models))
     app = Starlette(
         routes=[*_routes(gateway), *(_cluster_routes(gateway, cluster) if cluster else ())],
         exception_handlers={HTTPException: _starlette_fault},

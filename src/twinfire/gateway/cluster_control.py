@@ -48,8 +48,11 @@ class ClusterControl(Protocol):
         """Return the present state."""
         ...
 
-    async def scale(self, role: Role, count: int) -> None:
-        """Have `count` supervised workers of a role; returns when those that go have gone."""
+    async def scale(self, role: Role, count: int, model: str | None) -> None:
+        """Have `count` supervised workers of a role; returns when those that go have gone.
+
+        `model` may be None where there is one.
+        """
         ...
 
     def set_role(self, worker: str, role: Role) -> None:

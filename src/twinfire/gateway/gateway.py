@@ -1,4 +1,4 @@
-"""What every handler shares: the backend, the model, the metrics and the requests in flight.
+"""What every handler shares: the models, the settings and the requests in flight.
 
 Owns the threads for long texts and the drain: from `start_drain` on nothing new is taken, and what
 runs is counted until it is done.
@@ -11,11 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.errors import HttpError, not_ready
 from twinfire.gateway.exchange import Exchange
-from twinfire.gateway.metrics import Metrics
-from twinfire.gateway.served_model import ReadyModel, ServedModel, ready_model
+from twinfire.gateway.hosted_model import HostedModels, ReadyModel
 from twinfire.gateway.settings import GatewaySettings
 
 DRAINING = "the server is shutting down"
@@ -27,13 +25,9 @@ R = TypeVar("R")
 class Gateway:
     """The state behind one application. Belongs to the event loop's thread."""
 
-    def __init__(
-        self, settings: GatewaySettings, backend: Backend, model: ServedModel, metrics: Metrics
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, models: HostedModels) -> None:
         self.settings = settings
-        self.backend = backend
-        self.model = model
-        self.metrics = metrics
+        self.models = models
         self.draining = False
         self._exchanges: set[Exchange] = set()
         self._idle = asyncio.Event()
@@ -42,16 +36,14 @@ class Gateway:
 
     @property
     def unready_reason(self) -> str | None:
-        """Why no request can be served now, None when one can."""
-        if self.draining:
-            return DRAINING
-        return self.backend.unready_reason or self.model.unready_reason
+        """Why not every request can be served now, None when all can."""
+        return DRAINING if self.draining else self.models.unready_reason
 
     def ready_model(self, name: str | None) -> ReadyModel:
         """Return the model to serve a request that names `name`; 404, or 503 with the reason."""
-        backend = self.backend
-        reason = DRAINING if self.draining else backend.unready_reason
-        return ready_model(self.model, name, backend.worker_info, reason)
+        if self.draining:
+            raise not_ready(DRAINING)
+        return self.models.ready(name)
 
     async def handle_text(
         self, num_chars: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from twinfire.gateway.tallies import HistogramTally
 from twinfire.protocol.messages import Load, WorkerInfo
@@ -35,6 +37,17 @@ _LATENCY_BUCKETS_S = (
 _ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 _MAX_TOKEN_BUCKET = 1_000_000
+FirstTokenPart = Literal[
+    "request",
+    "gateway_queue",
+    "lost",
+    "prefill_queue",
+    "prefill",
+    "transfer",
+    "decode_queue",
+    "first_decode",
+]
+"""`request` is reading and tokenising; the others are those of `FirstTokenTimes`."""
 _NO_LOAD = Load(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -47,9 +60,10 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self._last_load = _NO_LOAD
-        self._rendered_load = _NO_LOAD
-        """What of this worker's life the counters hold."""
+        self._loads: dict[str, Load] = {}
+        """The last report of each worker."""
+        self._rendered_loads: dict[str, Load] = {}
+        """What of these workers' lives the counters hold."""
         self.num_generated_tokens = 0
         """Output tokens served, of all requests."""
         self._finished: dict[str, Counter] = {}
@@ -94,6 +108,13 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _TTFT_BUCKETS_S
         )
+        self._ttft_parts = Histogram(
+            PREFIX + "time_to_first_token_part_seconds",
+            "Parts of the time to the first token, which add up to it",
+            ("model_name", "part"),
+            buckets=_TTFT_BUCKETS_S,
+            registry=self._registry,
+        )
         self.inter_token = self._tally(
             "inter_token_latency_seconds", "Between two tokens of a choice", _ITL_BUCKETS_S
         )
@@ -127,29 +148,46 @@ class Metrics:
             "request_params_max_tokens", "The request's bound on output tokens", tokens
         )
 
-    def observe_load(self, load: Load) -> None:
+    def include(self, collector: Collector) -> None:
+        """Render what something else counts, too; its series carry the model's name."""
+        self._registry.register(collector)
+
+    def observe_load(self, load: Load, worker: str = "") -> None:
         """Take a worker's report of one engine step."""
-        if load.step < self._last_load.step:
+        if load.step < self._loads.get(worker, _NO_LOAD).step:
             # Another worker's life, in which its counters start anew.
-            self._count_load()
-            self._rendered_load = _NO_LOAD
-        self._last_load = load
+            self.forget_worker(worker)
+        self._loads[worker] = load
         if load.step_tokens:
             self.iteration_tokens.observe(load.step_tokens)
 
-    def _count_load(self) -> None:
-        load, counted = self._last_load, self._rendered_load
-        self._rendered_load = load
-        self.num_running.set(load.running)
-        self.num_waiting.set(load.waiting)
-        self.kv_usage.set(load.kv_blocks_used / load.kv_blocks_total if load.kv_blocks_total else 0)
-        self.preemptions.inc(max(0, load.preemptions - counted.preemptions))
-        self.prefix_queries.inc(max(0, load.prefix_queries - counted.prefix_queries))
-        self.prefix_hits.inc(max(0, load.prefix_hits - counted.prefix_hits))
+    def forget_worker(self, worker: str) -> None:
+        """A worker is gone; what it counted stays counted."""
+        self._count_loads()
+        self._loads.pop(worker, None)
+        self._rendered_loads.pop(worker, None)
+
+    def _count_loads(self) -> None:
+        loads = self._loads.values()
+        num_blocks = sum(load.kv_blocks_total for load in loads)
+        self.num_running.set(sum(load.running for load in loads))
+        self.num_waiting.set(sum(load.waiting for load in loads))
+        num_used = sum(load.kv_blocks_used for load in loads)
+        self.kv_usage.set(num_used / num_blocks if num_blocks else 0)
+        for worker, load in self._loads.items():
+            counted = self._rendered_loads.get(worker, _NO_LOAD)
+            self._rendered_loads[worker] = load
+            self.preemptions.inc(max(0, load.preemptions - counted.preemptions))
+            self.prefix_queries.inc(max(0, load.prefix_queries - counted.prefix_queries))
+            self.prefix_hits.inc(max(0, load.prefix_hits - counted.prefix_hits))
 
     def _count_tokens(self) -> None:
         self._generation_tokens.inc(self.num_generated_tokens - self._num_rendered_tokens)
         self._num_rendered_tokens = self.num_generated_tokens
+
+    def observe_first_token(self, part: FirstTokenPart, seconds: float) -> None:
+        """Observe one part of a request's time to its first token."""
+        self._ttft_parts.labels(self._model_name, part).observe(seconds)
 
     def count_finished(self, reason: str) -> None:
         """Count a choice that ended for `reason`."""
@@ -161,7 +199,7 @@ class Metrics:
 
     def render(self, worker: WorkerInfo | None, with_vllm_names: bool = False) -> bytes:
         """Return the text exposition of everything."""
-        self._count_load()
+        self._count_loads()
         self._count_tokens()
         text = generate_latest(self._registry) + self._cache_config_info(worker)
         text += self._startup(worker)

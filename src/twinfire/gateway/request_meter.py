@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from twinfire.gateway.metrics import Metrics
+from twinfire.gateway.backends.route_record import FirstTokenTimes
+from twinfire.gateway.metrics import FirstTokenPart, Metrics
 from twinfire.protocol.messages import PromptDone
 
 
@@ -30,15 +31,21 @@ class RequestMeter:
         self._last_token_s = [0.0] * num_choices
         self._num_tokens = [0] * num_choices
         self._prefill_s = [0.0] * len(prompt_lengths)
+        self._submitted_s = arrival_s
+        self._times: list[FirstTokenTimes | None] = [None] * len(prompt_lengths)
 
     def submitted(self, max_tokens: int) -> None:
         """The request goes to the worker."""
+        self._submitted_s = time.monotonic()
         self._metrics.request_params_n.observe(self._n)
         for _ in self._prompt_lengths:
             self._metrics.request_params_max_tokens.observe(max_tokens)
 
-    def prompt_done(self, prompt_index: int, event: PromptDone) -> None:
-        """A prompt has been computed."""
+    def prompt_done(
+        self, prompt_index: int, event: PromptDone, times: FirstTokenTimes | None = None
+    ) -> None:
+        """A prompt has been computed; `times` say where the time went, where that is known."""
+        self._times[prompt_index] = times
         metrics = self._metrics
         length = self._prompt_lengths[prompt_index]
         self.num_cached_tokens += event.cached_tokens
@@ -60,13 +67,33 @@ class RequestMeter:
         if self._first_token_s[choice] is None:
             self._first_token_s[choice] = now
             if choice % self._n == 0:
-                metrics.ttft.observe(now - self._arrival_s)
+                self._observe_first_token(choice // self._n, now)
         else:
             metrics.inter_token.observe(now - self._last_token_s[choice])
         self._last_token_s[choice] = now
         self._num_tokens[choice] = num_output_tokens
         self.num_output_tokens += gained
         metrics.num_generated_tokens += gained
+
+    def _observe_first_token(self, prompt_index: int, now_s: float) -> None:
+        metrics, times = self._metrics, self._times[prompt_index]
+        metrics.ttft.observe(now_s - self._arrival_s)
+        if times is None:
+            return
+        # Whatever is in no other part is between the parts.
+        known_s = times.total_s - times.first_decode_s
+        parts: dict[FirstTokenPart, float] = {
+            "request": self._submitted_s - self._arrival_s,
+            "gateway_queue": times.gateway_queue_s,
+            "lost": times.lost_s,
+            "prefill_queue": times.prefill_queue_s,
+            "prefill": times.prefill_s,
+            "transfer": times.transfer_s,
+            "decode_queue": times.decode_queue_s,
+            "first_decode": now_s - self._submitted_s - known_s,
+        }
+        for part, seconds in parts.items():
+            metrics.observe_first_token(part, seconds)
 
     def choice_finished(self, choice: int, reason: str) -> None:
         """`choice` ended for `reason`."""

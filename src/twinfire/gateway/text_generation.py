@@ -178,7 +178,8 @@ class TextGeneration:
             )
 
     async def _prompt_ready(self, prompt_index: int, event: PromptDone) -> PromptReady:
-        self.meter.prompt_done(prompt_index, event)
+        record = self._generations[prompt_index].record
+        self.meter.prompt_done(prompt_index, event, record.first_token if record else None)
         if event.prompt_logprobs is None:
             return PromptReady(prompt_index, None)
         scored = self._job.prompts[prompt_index][1:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -59,6 +59,14 @@ class WorkerRegistry:
         self._worker_info: WorkerInfo | None = None
         self._watch: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._on_load: Callable[[Load, str], None] = lambda load, instance_id: None
+        self._on_leave: Callable[[str], None] = lambda instance_id: None
+
+    def report_to(
+        self, on_load: Callable[[Load, str], None], on_leave: Callable[[str], None]
+    ) -> None:
+        """Have workers' reports, each with its instance id, and who leaves told to somebody."""
+        self._on_load, self._on_leave = on_load, on_leave
 
     def __iter__(self) -> Iterator[PoolMember]:
         return iter(list(self._members.values()))
@@ -154,6 +162,7 @@ class WorkerRegistry:
         self._last_problem = f"the last worker left: {reason}"
         log.warning("worker %s left %s: %s", member.instance_id, self.model, reason)
         self._router.worker_left(member.instance_id)
+        self._on_leave(member.instance_id)
         self._describe()
 
     def change(self, member: PoolMember, info: WorkerInfo) -> None:
@@ -168,6 +177,7 @@ class WorkerRegistry:
     def observe_load(self, member: PoolMember, load: Load) -> None:
         """Take a report, after everything else of its frame."""
         member.load = load
+        self._on_load(load, member.instance_id)
         self._router.observe_load(member.instance_id, load)
 
     def observe_cache(self, member: PoolMember, events: CacheEvents) -> None:

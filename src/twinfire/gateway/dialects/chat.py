@@ -43,7 +43,7 @@ from twinfire.gateway.dialects.sampling import (
 from twinfire.gateway.dialects.sse import ChunkFrame
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
-from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text_generation import GenerationJob, with_drawn_seeds
 from twinfire.protocol.errors import InvalidRequest
@@ -87,7 +87,7 @@ class ChatCompletions:
         request = decode_body(exchange.body, self._decoder)
         model = self._gateway.ready_model(request.model)
         job = await self._prepare(request, model, exchange)
-        generation = start_generation(self._gateway, exchange, job.generation)
+        generation = start_generation(model, exchange, request, job.generation)
         if request.stream:
             frame = ChunkFrame(
                 answer_id=job.answer_id,

@@ -21,6 +21,8 @@ class ScaleRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     role: Role
     count: int
+    model: str | None = None
+    """May be left out where there is one."""
 
 
 class RoleRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,7 +55,7 @@ class ClusterAdmin:
         """`POST /cluster/scale`: answers once the workers that go have gone."""
         _check_local(exchange)
         request = decode_body(exchange.body, self._scale)
-        await self._control.scale(request.role, request.count)
+        await self._control.scale(request.role, request.count, request.model)
         await self._answer(exchange)
 
     async def role(self, exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ from twinfire.artifacts.chat_template import ChatTemplate as CompiledTemplate
 from twinfire.gateway.dialects.not_served import unserved
 from twinfire.gateway.dialects.prompts import encode_text
 from twinfire.gateway.dialects.requests import ContentPart, Message, TemplateFields
-from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.gateway.text.tokenizer import ChatTemplate
 from twinfire.protocol.errors import InvalidRequest, ModelError

@@ -15,7 +15,7 @@ from twinfire.gateway.dialects.request_headers import request_context, show_rout
 from twinfire.gateway.dialects.requests import SamplingFields
 from twinfire.gateway.dialects.responses import PromptTokensDetails, Usage
 from twinfire.gateway.exchange import Exchange, is_header_safe
-from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text.choice_text import ClientFinish, ShownToken, TextDelta
@@ -79,14 +79,14 @@ class StreamWriter(Protocol):
         ...
 
 
-def start_generation(gateway: Gateway, exchange: Exchange, job: GenerationJob) -> TextGeneration:
+def start_generation(
+    model: ReadyModel, exchange: Exchange, request: SamplingFields, job: GenerationJob
+) -> TextGeneration:
     """Return the job's generation; it is submitted when it is iterated."""
-    model = gateway.model.text
-    assert model is not None, "a request was accepted before the model was ready"
     lengths = [len(prompt) for prompt in job.prompts]
-    meter = RequestMeter(gateway.metrics, exchange.arrival_s, lengths, job.n)
-    job = dataclasses.replace(job, context=request_context(exchange))
-    return TextGeneration(gateway.backend, model.vocabulary, job, meter)
+    meter = RequestMeter(model.metrics, exchange.arrival_s, lengths, job.n)
+    job = dataclasses.replace(job, context=request_context(exchange, request))
+    return TextGeneration(model.backend, model.text.vocabulary, job, meter)
 
 
 async def stream(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from twinfire.gateway.dialects.requests import CompletionRequest, SamplingFields
 from twinfire.gateway.dialects.sampling import check_token_ids
-from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import RequestLimits
 from twinfire.protocol.errors import InvalidRequest
 

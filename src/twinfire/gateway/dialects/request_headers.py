@@ -7,6 +7,7 @@ import math
 
 from twinfire.gateway.backends.request_context import RequestContext
 from twinfire.gateway.backends.route_record import RouteRecord
+from twinfire.gateway.dialects.requests import SamplingFields
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.routing.session import (
     SESSION_RESPONSE_HEADERS,
@@ -17,15 +18,20 @@ from twinfire.protocol.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 """How long the client is willing to wait for all of the answer."""
+REJECT_HEADER = "x-reject-if-busy"
+"""`1` asks for a 429 instead of waiting for a worker."""
 ROUTE_HEADER = "twinfire-route"
 """`1` asks for headers that tell how the request was served."""
 
 
-def request_context(exchange: Exchange) -> RequestContext:
-    """Return what the headers say; the answer will name the session."""
-    session = read_session(exchange.headers) or mint_session()
+def request_context(exchange: Exchange, request: SamplingFields) -> RequestContext:
+    """Return what the headers say, and the body where it can too; the answer names the session."""
+    session = read_session(exchange.headers, request.prompt_cache_key) or mint_session()
     exchange.answer_headers += [(name, session) for name in SESSION_RESPONSE_HEADERS]
-    return RequestContext(affinity=session, deadline_s=_deadline_s(exchange))
+    reject_if_busy = request.reject_if_busy or exchange.headers.get(REJECT_HEADER) == "1"
+    return RequestContext(
+        affinity=session, deadline_s=_deadline_s(exchange), reject_if_busy=reject_if_busy
+    )
 
 
 def show_route(exchange: Exchange, route: RouteRecord | None) -> None:

@@ -94,6 +94,10 @@ class SamplingFields(NotServed, kw_only=True):
     use_beam_search: JsonValue = None
     best_of: JsonValue = None
     user: str | None = None
+    prompt_cache_key: str | None = None
+    """The session, where no header names one."""
+    reject_if_busy: bool | None = msgspec.field(default=None, name="rejectIfBusy")
+    """Whether the request is refused where it would have to wait for a worker."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

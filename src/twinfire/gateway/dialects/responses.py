@@ -167,3 +167,5 @@ class HealthResponse(msgspec.Struct):
     """Answer of `/health` when all is well."""
 
     status: Literal["ok"] = "ok"
+    models: dict[str, str] = {}
+    """Every model with its state."""

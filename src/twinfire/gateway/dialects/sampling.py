@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from twinfire.gateway.dialects.requests import SamplingFields
-from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text.choice_text import TextOptions
 from twinfire.gateway.text.stop_strings import StopStrings

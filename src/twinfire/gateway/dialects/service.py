@@ -14,7 +14,9 @@ from twinfire.gateway.dialects.responses import (
 )
 from twinfire.gateway.errors import not_ready, unknown_model
 from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.exposition import merged_exposition
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.hosted_model import HostedModel
 from twinfire.gateway.metrics import CONTENT_TYPE
 
 
@@ -27,22 +29,25 @@ class Service:
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
-        cards = [self._card(name) for name in self._gateway.model.names]
+        hosted = self._gateway.models.by_name
+        cards = [_card(name, one) for name, one in hosted.items()]
         await exchange.answer(msgspec.json.encode(ModelList(cards)))
 
     async def model(self, exchange: Exchange) -> None:
         """`GET /v1/models/{model}`."""
         name = exchange.path_params["model"]
-        if name not in self._gateway.model.names:
+        hosted = self._gateway.models.by_name.get(name)
+        if hosted is None:
             raise unknown_model(name)
-        await exchange.answer(msgspec.json.encode(self._card(name)))
+        await exchange.answer(msgspec.json.encode(_card(name, hosted)))
 
     async def health(self, exchange: Exchange) -> None:
         """`GET /health`: 200, or 503 with the reason."""
         reason = self._gateway.unready_reason
         if reason is not None:
             raise not_ready(reason)
-        await exchange.answer(msgspec.json.encode(HealthResponse()))
+        models = {one.model.names[0]: "ready" for one in self._gateway.models}
+        await exchange.answer(msgspec.json.encode(HealthResponse(models=models)))
 
     async def version(self, exchange: Exchange) -> None:
         """`GET /version`."""
@@ -51,21 +56,22 @@ class Service:
     async def metrics(self, exchange: Exchange) -> None:
         """`GET /metrics`."""
         gateway = self._gateway
-        text = gateway.metrics.render(
-            gateway.backend.worker_info, gateway.settings.vllm_metric_names
-        )
-        await exchange.answer(text, content_type=CONTENT_TYPE)
+        texts = [
+            one.metrics.render(one.backend.worker_info, gateway.settings.vllm_metric_names)
+            for one in gateway.models
+        ]
+        await exchange.answer(merged_exposition(texts), content_type=CONTENT_TYPE)
 
     async def openapi(self, exchange: Exchange) -> None:
         """`GET /openapi.json`."""
         await exchange.answer(self._openapi)
 
-    def _card(self, name: str) -> ModelCard:
-        worker = self._gateway.backend.worker_info
-        model = self._gateway.model
-        return ModelCard(
-            id=name,
-            created=model.created_s,
-            root=model.names[0] if worker is None else worker.model,
-            max_model_len=None if worker is None else worker.max_model_len,
-        )
+
+def _card(name: str, hosted: HostedModel) -> ModelCard:
+    worker = hosted.backend.worker_info
+    return ModelCard(
+        id=name,
+        created=hosted.model.created_s,
+        root=hosted.model.names[0] if worker is None else worker.model,
+        max_model_len=None if worker is None else worker.max_model_len,
+    )

@@ -17,7 +17,7 @@ from twinfire.gateway.dialects.responses import DetokenizeResponse, TokenizeResp
 from twinfire.gateway.dialects.sampling import check_token_ids
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
-from twinfire.gateway.served_model import ReadyModel
+from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.protocol.errors import InvalidRequest
 
 
