@@ -183,7 +183,7 @@ def test_an_unreachable_decode_engine_is_passed_over() -> None:
             table = external_table("vllm", [DEAD, decode.url], [prefill.url])
             async with external_gateway(table) as gateway:
                 dead = gateway.pool.engines.decode.servers[0]
-                dead.is_healthy = True
+                dead.health.passed()
                 answer = await gateway.post(STREAM)
                 assert answer.text() == TEXT
                 assert decode.num_pulled == 1
@@ -199,7 +199,7 @@ def test_without_a_prefill_engine_decode_does_everything() -> None:
             table = external_table("vllm", [decode.url], [DEAD])
             async with external_gateway(table) as gateway:
                 assert (await gateway.post(STREAM)).text() == TEXT
-                gateway.pool.engines.prefill.servers[0].is_healthy = True
+                gateway.pool.engines.prefill.servers[0].health.passed()
                 assert (await gateway.post(STREAM)).text() == TEXT
                 assert decode.num_own_prompts == 2
 
@@ -369,13 +369,13 @@ def test_an_unhealthy_engine_gets_nothing_until_it_is_back() -> None:
         here.decode[0].healthy = False
         here.prefill[0].healthy = False
         servers = here.gateway.pool.engines
-        await until(lambda: not servers.decode.servers[0].is_healthy)
-        await until(lambda: not servers.prefill.servers[0].is_healthy)
+        await until(lambda: not servers.decode.servers[0].health.is_healthy)
+        await until(lambda: not servers.prefill.servers[0].health.is_healthy)
         answer = await here.gateway.post(STREAM)
         assert answer.status == 503
         assert answer.json()["error"]["code"] == "not_ready"
         here.decode[0].healthy = True
-        await until(lambda: servers.decode.servers[0].is_healthy)
+        await until(lambda: servers.decode.servers[0].health.is_healthy)
         assert (await here.gateway.post(STREAM)).text() == TEXT
 
     run(check, health_interval_s=0.02)

@@ -12,10 +12,8 @@ from itertools import count
 from urllib.parse import urlsplit
 
 from twinfire.gateway.external.circuit_breaker import CircuitBreaker
+from twinfire.gateway.health_record import HealthRecord
 from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
-
-FAILED_CHECKS_TO_LEAVE = 2
-"""Health checks in a row."""
 
 
 class EngineServer:
@@ -28,20 +26,11 @@ class EngineServer:
         self.ledger = Ledger()
         self.breaker = CircuitBreaker()
         self.last_used = 0
-        self.is_healthy = False
-        self._num_failed_checks = 0
-
-    def checked(self, passed: bool) -> None:
-        """Take the outcome of a health check."""
-        self._num_failed_checks = 0 if passed else self._num_failed_checks + 1
-        if passed:
-            self.is_healthy = True
-        elif self._num_failed_checks >= FAILED_CHECKS_TO_LEAVE:
-            self.is_healthy = False
+        self.health = HealthRecord()
 
     def is_available(self) -> bool:
         """Whether a request may go there now."""
-        return self.is_healthy and self.breaker.allows(time.monotonic())
+        return self.health.is_healthy and self.breaker.allows(time.monotonic())
 
     def failed(self) -> None:
         """It broke a request."""

@@ -39,6 +39,7 @@ class _Shape(msgspec.Struct):
     echo: bool | None = None
     prompt_logprobs: int | None = None
     prompt: Raw = Raw(b"null")
+    prompt_cache_key: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Shape)
@@ -68,6 +69,7 @@ class ExternalJob:
     num_prompt_tokens: int
     """Estimated."""
     max_tokens: int
+    prompt_cache_key: str | None
 
     def with_fields(self, changes: Fields, without: tuple[str, ...] = ()) -> bytes:
         """Return the body with `changes` and without some fields."""
@@ -111,6 +113,7 @@ def read_job(
         reads_prompt_logprobs=bool(shape.echo) or shape.prompt_logprobs is not None,
         num_prompt_tokens=max(1, len(body) // BYTES_PER_TOKEN),
         max_tokens=shape.max_completion_tokens or shape.max_tokens or DEFAULT_MAX_TOKENS,
+        prompt_cache_key=shape.prompt_cache_key,
     )
 
 

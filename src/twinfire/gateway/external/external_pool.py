@@ -15,6 +15,7 @@ from itertools import zip_longest
 import aiohttp
 
 from twinfire.gateway.dialects.request_headers import request_context
+from twinfire.gateway.dialects.requests import SamplingFields
 from twinfire.gateway.errors import not_ready, unknown_model
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.external.answer_edits import AnswerEdits, EngineError, NotJson
@@ -102,7 +103,8 @@ class ExternalPool:
             raise unknown_model(job.public_name)
         if self.unready_reason is not None:
             raise not_ready(self.unready_reason)
-        deadline_s = request_context(exchange).deadline_s
+        asked = SamplingFields(prompt_cache_key=job.prompt_cache_key)
+        deadline_s = request_context(exchange, asked).deadline_s
         self.tallies.requests += 1
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -145,19 +147,20 @@ class ExternalPool:
     async def _watch(self, server: EngineServer) -> None:
         while True:
             await asyncio.sleep(self._table.health_interval_s)
-            was_healthy = server.is_healthy
+            was_healthy = server.health.is_healthy
             await self._check(server)
-            if server.is_healthy != was_healthy:
-                state = "healthy" if server.is_healthy else "not healthy"
+            if server.health.is_healthy != was_healthy:
+                state = "healthy" if server.health.is_healthy else "not healthy"
                 log.warning("the engine at %s is %s", server.url, state)
 
     async def _check(self, server: EngineServer) -> None:
         limit = aiohttp.ClientTimeout(total=self._table.connect_timeout_s)
-        passed = False
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             async with self._client.session.get(server.url + "/health", timeout=limit) as response:
-                passed = response.status == 200
-        server.checked(passed)
+                if response.status == 200:
+                    server.health.passed()
+                    return
+        server.health.failed()
 
 
 class _Delivery:

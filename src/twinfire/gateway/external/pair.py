@@ -130,6 +130,7 @@ async def race(work: Awaitable[T], guard: asyncio.Task[int | None]) -> T:
     Cancels `guard` never: it may be needed after `work`.
     """
     task = asyncio.ensure_future(work)
+    task.add_done_callback(note_outcome)
     try:
         await asyncio.wait({task, guard}, return_when=asyncio.FIRST_COMPLETED)
         # A guard that succeeded says nothing of the work; one that failed explains it.
