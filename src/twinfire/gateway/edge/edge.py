@@ -1,0 +1,292 @@
+"""The proxy itself: one request to the first region that takes it, and its answer untouched.
+
+A request moves on to the next region only while nothing of an answer has been sent and nothing
+can have been done for it: the region cannot be reached, or says 503 before any work. Whatever
+breaks later is the client's to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from yarl import URL
+
+from twinfire.gateway.edge.edge_metrics import EdgeMetrics
+from twinfire.gateway.edge.edge_settings import EdgeSettings
+from twinfire.gateway.edge.forwarded_headers import request_headers, response_headers
+from twinfire.gateway.edge.region import Region
+from twinfire.gateway.edge.request_body import BodyTooLong, RequestBody
+from twinfire.gateway.edge.session_key import SessionKey, account_of, session_key
+from twinfire.gateway.errors import ErrorBody, ErrorDetail
+from twinfire.gateway.metrics import CONTENT_TYPE
+from twinfire.protocol.errors import InvalidRequest
+
+_ADMIN_PATH = "/cluster/"
+_AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_ERROR_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    413: "RequestTooLargeError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+log = logging.getLogger(__name__)
+
+
+class EdgeFault(Exception):
+    """The edge ends a request by itself."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+class Edge:
+    """All state of one edge. Start and close it on its event loop."""
+
+    def __init__(self, settings: EdgeSettings) -> None:
+        self.regions = tuple(Region(address) for address in settings.regions)
+        self.metrics = EdgeMetrics()
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+        self._watches: list[asyncio.Task[None]] = []
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The HTTP session to all gateways."""
+        assert self._session is not None, "the edge was not started"
+        return self._session
+
+    async def start(self) -> None:
+        """Begin to watch the regions; returns once each has been asked for its health."""
+        settings = self._settings
+        self._session = aiohttp.ClientSession(
+            # Shorter than the gateways keep silent connections, so that none closes as we use it.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=settings.connect_timeout_s,
+                sock_read=settings.silence_timeout_s,
+            ),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_AUTOMATIC_HEADERS,
+        )
+        await asyncio.gather(*map(self._check, self.regions))
+        self._watches = [asyncio.create_task(self._watch(region)) for region in self.regions]
+
+    async def close(self) -> None:
+        """Leave the regions alone."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self.session.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        if request.path == "/health":
+            return self._health()
+        if request.path == "/metrics":
+            body = self.metrics.render(self.regions)
+            return web.Response(body=body, headers={"content-type": CONTENT_TYPE})
+        try:
+            return await self._forward(request)
+        except EdgeFault as fault:
+            self.metrics.failed(fault.code)
+            return _error_response(fault)
+
+    def _health(self) -> web.Response:
+        states = {region.name: region.health.is_healthy for region in self.regions}
+        is_ready = any(states.values())
+        body = {"status": "ok" if is_ready else "no region is healthy", "regions": states}
+        return web.Response(
+            status=200 if is_ready else 503,
+            body=msgspec.json.encode(body),
+            content_type="application/json",
+        )
+
+    async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not request.raw_path.startswith("/"):
+            raise EdgeFault(400, "invalid_path", "The request's target must be a path.")
+        if request.path.startswith(_ADMIN_PATH):
+            message = "A cluster is administered at its own gateway."
+            raise EdgeFault(404, "not_found", message)
+        body = RequestBody(request.content, request.content_length, self._settings)
+        await _begin(request, body)
+        try:
+            key, session = _key_of(request, body)
+        except InvalidRequest as error:
+            raise EdgeFault(400, "invalid_session", error.message) from None
+        upstream, region = await self._first_to_take(request, body, key, session)
+        region.num_running += 1
+        try:
+            return await self._pass_on(request, upstream, region, session)
+        finally:
+            region.num_running -= 1
+            upstream.close()
+
+    async def _first_to_take(
+        self, request: web.BaseRequest, body: RequestBody, key: SessionKey, session: str | None
+    ) -> tuple[aiohttp.ClientResponse, Region]:
+        """Return the head of an answer; EdgeFault when nobody gives one."""
+        refusal: tuple[aiohttp.ClientResponse, Region] | None = None
+        ranked = key.ranked(self.regions)
+        fault = EdgeFault(503, "no_region", "No region is healthy now.")
+        try:
+            for region in ranked:
+                if not region.health.is_healthy:
+                    self.metrics.passed_over(region, "unhealthy")
+                    continue
+                if not body.is_repeatable:
+                    break
+                try:
+                    upstream = await self._ask(region, request, body, session)
+                except _UNREACHED:
+                    region.health.failed()
+                    self.metrics.passed_over(region, "unreachable")
+                    message = "The region's gateway cannot be reached."
+                    fault = EdgeFault(502, "region_unreachable", message)
+                    continue
+                if upstream.status != 503:
+                    return upstream, region
+                self.metrics.passed_over(region, "unavailable")
+                if refusal is not None:
+                    refusal[0].close()
+                refusal = upstream, region
+            if refusal is None:
+                raise fault
+            # The last refusal is told in the gateway's own words.
+            answer, refusal = refusal, None
+            return answer
+        finally:
+            if refusal is not None:
+                refusal[0].close()
+
+    async def _ask(
+        self, region: Region, request: web.BaseRequest, body: RequestBody, session: str | None
+    ) -> aiohttp.ClientResponse:
+        headers = request_headers(
+            request.raw_headers, request.remote or "", request.scheme, session
+        )
+        if body.length is not None and (body.length or request.content_length is not None):
+            headers["content-length"] = str(body.length)
+        whole = body.whole
+        try:
+            return await self.session.request(
+                request.method,
+                URL(region.url + request.raw_path, encoded=True),
+                headers=headers,
+                data=body.stream() if whole is None else whole or None,
+                allow_redirects=False,
+            )
+        except _UNREACHED:
+            raise
+        except TimeoutError:
+            message = "The region's gateway did not answer in time."
+            raise EdgeFault(504, "region_timeout", message) from None
+        except BodyTooLong:
+            raise _too_long(self._settings.max_body_bytes) from None
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error.__cause__, BodyTooLong):
+                raise _too_long(self._settings.max_body_bytes) from None
+            message = "The region's gateway ended the connection before it answered."
+            raise EdgeFault(502, "region_failed", message) from None
+
+    async def _pass_on(
+        self,
+        request: web.BaseRequest,
+        upstream: aiohttp.ClientResponse,
+        region: Region,
+        session: str | None,
+    ) -> web.StreamResponse:
+        headers = response_headers(upstream.raw_headers, region.name, session)
+        headers.setdefault("server", "twinfire-edge")
+        response = web.StreamResponse(
+            status=upstream.status, reason=upstream.reason, headers=headers
+        )
+        num_bytes = 0
+        await response.prepare(request)
+        try:
+            while piece := await upstream.content.readany():
+                num_bytes += len(piece)
+                await response.write(piece)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # A clean end would tell the client that the answer is complete.
+            log.warning("the answer from region %s was cut: %s", region.name, error)
+            self.metrics.failed("answer_cut")
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        await response.write_eof()
+        self.metrics.answered(region, upstream.status, num_bytes)
+        if upstream.content.is_eof():
+            upstream.release()
+        return response
+
+    async def _watch(self, region: Region) -> None:
+        while True:
+            await asyncio.sleep(self._settings.health_interval_s)
+            was_healthy = region.health.is_healthy
+            await self._check(region)
+            if region.health.is_healthy != was_healthy:
+                state = "healthy" if region.health.is_healthy else "not healthy"
+                log.warning("region %s is %s", region.name, state)
+
+    async def _check(self, region: Region) -> None:
+        limit = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with self.session.get(region.url + "/health", timeout=limit) as response:
+                if response.status == 200:
+                    region.health.passed()
+                    return
+        region.health.failed()
+
+
+async def _begin(request: web.BaseRequest, body: RequestBody) -> None:
+    if request.headers.get("expect", "").lower() == "100-continue":
+        assert request.transport is not None
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        await body.begin()
+    except BodyTooLong:
+        raise _too_long(body.limit) from None
+
+
+def _key_of(request: web.BaseRequest, body: RequestBody) -> tuple[SessionKey, str | None]:
+    """Return what a request is hashed by, and the session that goes down and back.
+
+    Reading is nobody's session: it goes by account alone.
+    """
+    if request.method != "POST":
+        return SessionKey(account_of(request.headers), ""), None
+    key = session_key(request.headers, body.whole)
+    return key, key.session
+
+
+def _too_long(limit: int) -> EdgeFault:
+    message = f"The request body is longer than the limit of {limit} bytes."
+    return EdgeFault(413, "request_too_large", message)
+
+
+def _error_response(fault: EdgeFault) -> web.Response:
+    detail = ErrorDetail(fault.message, _ERROR_TYPES[fault.status], None, fault.code)
+    headers = {"retry-after": "1"} if fault.status in (502, 503) else {}
+    if fault.status == 413:
+        # Some of the body may be unread.
+        headers["connection"] = "close"
+    return web.Response(
+        status=fault.status,
+        body=msgspec.json.encode(ErrorBody(detail)),
+        content_type="application/json",
+        headers=headers,
+    )
