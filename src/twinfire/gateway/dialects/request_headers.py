@@ -24,11 +24,16 @@ ROUTE_HEADER = "twinfire-route"
 """`1` asks for headers that tell how the request was served."""
 
 
-def request_context(exchange: Exchange, request: SamplingFields) -> RequestContext:
-    """Return what the headers say, and the body where it can too; the answer names the session."""
-    session = read_session(exchange.headers, request.prompt_cache_key) or mint_session()
+def request_context(exchange: Exchange, request: SamplingFields | None = None) -> RequestContext:
+    """Return what the headers say, and the body where it can too; the answer names the session.
+
+    Without a `request` the body is somebody else's to read.
+    """
+    cache_key = request.prompt_cache_key if request else None
+    session = read_session(exchange.headers, cache_key) or mint_session()
     exchange.answer_headers += [(name, session) for name in SESSION_RESPONSE_HEADERS]
-    reject_if_busy = request.reject_if_busy or exchange.headers.get(REJECT_HEADER) == "1"
+    asked_in_body = request is not None and request.reject_if_busy is True
+    reject_if_busy = asked_in_body or exchange.headers.get(REJECT_HEADER) == "1"
     return RequestContext(
         affinity=session, deadline_s=_deadline_s(exchange), reject_if_busy=reject_if_busy
     )
