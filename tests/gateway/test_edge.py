@@ -350,6 +350,32 @@ def test_long_bodies_stream_and_too_long_ones_are_refused() -> None:
     run(check, max_body_bytes=100_000, max_repeatable_bytes=1000)
 
 
+def test_a_client_that_waits_to_be_asked_for_its_body() -> None:
+    async def check(here: World) -> None:
+        reader, writer = await asyncio.open_connection(here.edge.host, here.edge.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-session-id: s\r\n"
+            b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+        )
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        assert here.home.requests[0].body == b"{}"
+        assert "expect" not in here.home.requests[0].headers
+        writer.close()
+
+    run(check)
+
+
+def test_a_streamed_body_is_sent_once() -> None:
+    async def check(here: World) -> None:
+        here.home.answering = saying(UNAVAILABLE)
+        assert (await here.post(b"x" * 5000))[0] == 503
+        assert not here.other.requests
+
+    run(check, max_repeatable_bytes=1000)
+
+
 def test_a_silent_gateway_is_a_504() -> None:
     async def check(here: World) -> None:
         here.home.answering = lambda writer: asyncio.Event().wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 
 import aiohttp
 import msgspec
@@ -26,6 +27,7 @@ from twinfire.gateway.errors import ErrorBody, ErrorDetail
 from twinfire.gateway.metrics import CONTENT_TYPE
 from twinfire.protocol.errors import InvalidRequest
 
+_SERVER = "twinfire-edge"
 _ADMIN_PATH = "/cluster/"
 _AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_TYPES = {
@@ -97,8 +99,7 @@ class Edge:
         if request.path == "/health":
             return self._health()
         if request.path == "/metrics":
-            body = self.metrics.render(self.regions)
-            return web.Response(body=body, headers={"content-type": CONTENT_TYPE})
+            return _own_response(200, self.metrics.render(self.regions), CONTENT_TYPE)
         try:
             return await self._forward(request)
         except EdgeFault as fault:
@@ -109,11 +110,7 @@ class Edge:
         states = {region.name: region.health.is_healthy for region in self.regions}
         is_ready = any(states.values())
         body = {"status": "ok" if is_ready else "no region is healthy", "regions": states}
-        return web.Response(
-            status=200 if is_ready else 503,
-            body=msgspec.json.encode(body),
-            content_type="application/json",
-        )
+        return _own_response(200 if is_ready else 503, msgspec.json.encode(body))
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
@@ -210,7 +207,7 @@ class Edge:
         session: str | None,
     ) -> web.StreamResponse:
         headers = response_headers(upstream.raw_headers, region.name, session)
-        headers.setdefault("server", "twinfire-edge")
+        headers.setdefault("server", _SERVER)
         response = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=headers
         )
@@ -284,9 +281,14 @@ def _error_response(fault: EdgeFault) -> web.Response:
     if fault.status == 413:
         # Some of the body may be unread.
         headers["connection"] = "close"
-    return web.Response(
-        status=fault.status,
-        body=msgspec.json.encode(ErrorBody(detail)),
-        content_type="application/json",
-        headers=headers,
-    )
+    return _own_response(fault.status, msgspec.json.encode(ErrorBody(detail)), headers=headers)
+
+
+def _own_response(
+    status: int,
+    body: bytes,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    own = {"content-type": content_type, "server": _SERVER}
+    return web.Response(status=status, body=body, headers={**own, **(headers or {})})

@@ -14,7 +14,7 @@ class BodyTooLong(Exception):
 
 
 class RequestBody:
-    """Call `begin` first. `is_repeatable` turns False once a part that was not kept has left."""
+    """Call `begin` first. `is_repeatable` turns False once a stream of it has begun."""
 
     def __init__(self, content: StreamReader, length: int | None, settings: EdgeSettings) -> None:
         self.is_repeatable = True
@@ -55,10 +55,10 @@ class RequestBody:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield everything; BodyTooLong as soon as that is known."""
+        self.is_repeatable = False
         yield bytes(self._begun)
         num_bytes = len(self._begun)
         while piece := await self._content.readany():
-            self.is_repeatable = False
             num_bytes += len(piece)
             if num_bytes > self._settings.max_body_bytes:
                 raise BodyTooLong
