@@ -110,7 +110,8 @@ class Supervisor:
                 slot = self._new_slot(role)
                 slots.append(slot)
                 await slot.start()
-            surplus = sorted(slots, key=self._load_of)[: len(slots) - count]
+            newest_first = slots[::-1]
+            surplus = sorted(newest_first, key=self._load_of)[: len(slots) - count]
             for slot in surplus:
                 slots.remove(slot)
                 self._drain(slot)
@@ -149,7 +150,10 @@ class Supervisor:
 
     def _load_of(self, slot: WorkerSlot) -> int:
         member = self._member_of(slot)
-        return member.load.kv_blocks_used if member and member.load else 0
+        if member is None:
+            # Those that serve already are the last to go.
+            return -1
+        return member.load.kv_blocks_used if member.load else 0
 
     def _drain(self, slot: WorkerSlot) -> None:
         member = self._member_of(slot)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from twinfire import __version__
+from twinfire.gateway.cluster_control import ClusterStatus
+from twinfire.gateway.dialects.cluster_admin import DrainRequest, RoleRequest, ScaleRequest
 from twinfire.gateway.dialects.requests import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +31,7 @@ _REF_TEMPLATE = "#/components/schemas/{name}"
 _ERRORS = {
     "400": "The request is wrong; the body says which field.",
     "401": "The API key is missing or wrong.",
-    "404": "No such model.",
+    "404": "No such model, or nothing is here for this client.",
     "413": "The body is too long.",
     "415": "The body is not JSON.",
     "429": "Too many requests are queued.",
@@ -110,6 +112,30 @@ OPERATIONS = (
     Operation("get", "/ping", "Whether requests are served", HealthResponse, errors=("503",)),
     Operation("get", "/version", "The server's version", VersionResponse),
     Operation("get", "/metrics", "Prometheus metrics", None),
+    Operation(
+        "get",
+        "/cluster/status",
+        "Describe the workers (on this host, of `twinfire up`)",
+        ClusterStatus,
+        guarded=True,
+        errors=("401", "404", "503"),
+    ),
+    *(
+        Operation(
+            "post",
+            path,
+            f"{summary} (on this host, of `twinfire up`)",
+            ClusterStatus,
+            request,
+            guarded=True,
+            errors=_POST_ERRORS,
+        )
+        for path, summary, request in (
+            ("/cluster/scale", "Start or drain workers", ScaleRequest),
+            ("/cluster/role", "Give a worker another role", RoleRequest),
+            ("/cluster/drain", "Let a worker end", DrainRequest),
+        )
+    ),
 )
 
 
