@@ -347,6 +347,23 @@ def test_requests_go_where_the_fewest_tokens_are() -> None:
     run(check, 1, 2)
 
 
+def test_a_named_session_stays_at_home_until_home_is_much_busier() -> None:
+    async def check(here: World) -> None:
+        headers = {"x-session-id": "mine"}
+        for _ in range(4):
+            await here.gateway.post(STREAM, headers=headers)
+        assert sorted(len(one.bodies) for one in here.decode) == [0, 4]
+        assert sorted(len(one.bodies) for one in here.prefill) == [0, 4]
+        busy = here.gateway.pool.engines.decode
+        home = busy.choose(session="mine")
+        assert home is not None
+        entry = busy.charge(home, 100_000)
+        assert busy.choose(session="mine") is not home
+        entry.close()
+
+    run(check, 2, 2)
+
+
 def test_plain_engines_pass_bytes_through() -> None:
     async def main() -> None:
         async with mock_vllm(Fabric(), model="public") as one:
@@ -400,5 +417,9 @@ def test_unknown_names_and_bad_bodies() -> None:
     async def check(here: World) -> None:
         assert (await here.gateway.post(CHAT | {"model": "nope"})).status == 404
         assert (await here.gateway.post(CHAT | {"n": "two"})).status == 400
+        assert (await here.gateway.post(CHAT | {"model": 7})).status == 400
+        own = await here.gateway.post(CHAT | {"model": "t"})
+        assert own.json()["model"] == "t"
+        assert len(here.prefill[0].bodies) == 0
 
     run(check)

@@ -14,8 +14,10 @@ from starlette.routing import Route
 from support.gateway_server import byte_text_side
 from support.scripted_backend import ScriptedBackend
 from twinfire.gateway.app import create_app, gateway_of
+from twinfire.gateway.dialects.chat import ChatCompletions
+from twinfire.gateway.dialects.completions import Completions
 from twinfire.gateway.endpoint import Endpoint
-from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.external.external_pool import ExternalPool
 from twinfire.gateway.external.external_table import ExternalTable
 from twinfire.gateway.listening import bind_socket
@@ -75,16 +77,15 @@ async def external_gateway(table: ExternalTable) -> AsyncIterator[ExternalGatewa
     pool = ExternalPool(table)
     app = create_app(GatewaySettings(), ScriptedBackend(), ServedModel(("t",), byte_text_side()))
 
-    def handler(path: str) -> Callable[[Exchange], object]:
-        return lambda exchange: pool.handle(exchange, path)
-
-    for path in PATHS:
-        endpoint = Endpoint(gateway_of(app), handler(path), guarded=True)  # type: ignore[arg-type]
+    gateway, external = gateway_of(app), ExternalModels([pool])
+    own = ChatCompletions(gateway), Completions(gateway)
+    for path, handler in zip(PATHS, own, strict=True):
+        endpoint = Endpoint(gateway, external.before(path, handler), guarded=True)
         app.router.routes.insert(0, Route(path, endpoint, methods=["POST"]))
     server = GatewayServer(app, bind_socket("127.0.0.1", 0))
     async with AsyncExitStack() as stack:
-        await pool.start()
-        stack.push_async_callback(pool.close)
+        await external.start()
+        stack.push_async_callback(external.close)
         serving = asyncio.create_task(server.serve())
         await server.started.wait()
         session = await stack.enter_async_context(aiohttp.ClientSession())

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b
 from itertools import count
 from urllib.parse import urlsplit
 
 from twinfire.gateway.external.circuit_breaker import CircuitBreaker
 from twinfire.gateway.health_record import HealthRecord
 from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
+
+HOME_ESCAPE_TOKENS = 8192
+"""How much more work a session's home may have than the least busy engine."""
 
 
 class EngineServer:
@@ -48,13 +52,27 @@ class EnginePool:
         """Whether anybody could take a request."""
         return any(one.is_available() for one in self.servers)
 
-    def choose(self, excluded: Collection[EngineServer] = ()) -> EngineServer | None:
-        """Return the server with the fewest tokens, of equals the one unused for longest."""
+    def choose(
+        self, excluded: Collection[EngineServer] = (), session: str | None = None
+    ) -> EngineServer | None:
+        """Return the server with the fewest tokens, of equals the one unused for longest.
+
+        A named session stays at its home, where its cache is, while that is not much busier.
+        """
         able = [one for one in self.servers if one not in excluded and one.is_available()]
-        return min(able, key=lambda one: (one.ledger.load, one.last_used), default=None)
+        least = min(able, key=lambda one: (one.ledger.load, one.last_used), default=None)
+        if session is None or least is None:
+            return least
+        home = max(able, key=lambda one: _score(one.url, session))
+        is_much_busier = home.ledger.load > least.ledger.load + HOME_ESCAPE_TOKENS
+        return least if is_much_busier else home
 
     def charge(self, server: EngineServer, num_tokens: int) -> LedgerEntry:
         """Count a request that goes to `server`; close the entry when its leg ends."""
         server.last_used = next(self._uses)
         server.breaker.sent(time.monotonic())
         return server.ledger.open(num_tokens)
+
+
+def _score(url: str, session: str) -> bytes:
+    return blake2b(f"{url} {session}".encode(), digest_size=8).digest()

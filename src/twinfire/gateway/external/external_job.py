@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from twinfire.gateway.dialects.json_body import decode_body
 from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.routing.session import read_session
 from twinfire.protocol.errors import InvalidRequest
 
 Fields = dict[str, Raw]
@@ -69,7 +70,8 @@ class ExternalJob:
     num_prompt_tokens: int
     """Estimated."""
     max_tokens: int
-    prompt_cache_key: str | None
+    session: str | None
+    """As the client named it, in a header or as `prompt_cache_key`."""
 
     def with_fields(self, changes: Fields, without: tuple[str, ...] = ()) -> bytes:
         """Return the body with `changes` and without some fields."""
@@ -113,7 +115,7 @@ def read_job(
         reads_prompt_logprobs=bool(shape.echo) or shape.prompt_logprobs is not None,
         num_prompt_tokens=max(1, len(body) // BYTES_PER_TOKEN),
         max_tokens=shape.max_completion_tokens or shape.max_tokens or DEFAULT_MAX_TOKENS,
-        prompt_cache_key=shape.prompt_cache_key,
+        session=read_session(exchange.headers, shape.prompt_cache_key),
     )
 
 

@@ -103,7 +103,7 @@ class ExternalPool:
             raise unknown_model(job.public_name)
         if self.unready_reason is not None:
             raise not_ready(self.unready_reason)
-        asked = SamplingFields(prompt_cache_key=job.prompt_cache_key)
+        asked = SamplingFields(prompt_cache_key=job.session)
         deadline_s = request_context(exchange, asked).deadline_s
         self.tallies.requests += 1
         try:

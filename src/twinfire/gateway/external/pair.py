@@ -187,7 +187,7 @@ async def open_alone(
     engines: Engines, pool: EnginePool, job: ExternalJob, attempts: Attempts
 ) -> Leg:
     """Return a leg that does the whole request, on the first server of `pool` that takes it."""
-    while (server := pool.choose(attempts.excluded)) is not None:
+    while (server := pool.choose(attempts.excluded, job.session)) is not None:
         leg = Leg(engines.client, pool, server, job.num_prompt_tokens + job.max_tokens)
         try:
             await leg.open(job.path, job.body, job.request_id)

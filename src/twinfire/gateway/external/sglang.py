@@ -41,10 +41,10 @@ class SglangPair:
         """Open both legs in a room of their own; a failed one is tried elsewhere, both anew."""
         engines = self._engines
         while True:
-            prefill_server = engines.prefill.choose(attempts.excluded)
+            prefill_server = engines.prefill.choose(attempts.excluded, job.session)
             if prefill_server is None:
                 raise attempts.nobody("prefill")
-            decode_server = engines.decode.choose(attempts.excluded)
+            decode_server = engines.decode.choose(attempts.excluded, job.session)
             if decode_server is None:
                 raise attempts.nobody("decode")
             room = room_fields(job, prefill_server)

@@ -103,7 +103,7 @@ class VllmPair:
         pool = self._engines.prefill
         body = prefill_body(job)
         last: LegFailed | None = None
-        while (server := pool.choose(attempts.excluded)) is not None:
+        while (server := pool.choose(attempts.excluded, job.session)) is not None:
             leg = self._engines.prefill_leg(job, server)
             asking = asyncio.ensure_future(_ask_to_hold(leg, job, body))
             asking.add_done_callback(note_outcome)
@@ -126,7 +126,7 @@ class VllmPair:
         """Offer the handle to one decode engine after the other until one takes it."""
         pool = self._engines.decode
         body = job.with_fields({_HANDLE: held.handle})
-        while (server := pool.choose(attempts.excluded)) is not None:
+        while (server := pool.choose(attempts.excluded, job.session)) is not None:
             leg = self._engines.decode_leg(job, server)
             try:
                 await leg.open(job.path, body, job.request_id)
