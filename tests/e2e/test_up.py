@@ -12,11 +12,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from support.default_model import default_model_path
 from support.real_prompts import real_texts
 from support.serve_process import ServeProcess, serve_process, up_process
 
@@ -281,3 +283,40 @@ def test_what_cannot_be_done_is_told(cluster: ServeProcess) -> None:
     )
     assert done.returncode == 1
     assert "`nobody` names 0 workers; there are: " in done.stderr
+
+
+TWO_MODELS = """
+[[model]]
+model = "smollm2-135m"
+max_model_len = 2048
+prefill = {{ count = 0 }}
+decode = {{ count = 0 }}
+mixed = {{ count = 1, threads = 1, kv_cache_memory = 100_000_000 }}
+[[model]]
+model = "{other}"
+names = ["org/other"]
+max_model_len = 2048
+prefill = {{ count = 1, threads = 1, kv_cache_memory = 100_000_000 }}
+decode = {{ count = 1, threads = 1, kv_cache_memory = 100_000_000 }}
+"""
+
+
+def test_two_models_have_pools_of_their_own(tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.symlink_to(default_model_path())
+    (tmp_path / "cluster.toml").write_text(TWO_MODELS.format(other=other))
+    with up_process(tmp_path, str(tmp_path / "cluster.toml")) as both:
+        wait_for_workers(both, 3)
+        body: dict[str, object] = {"prompt": "The sea is", "max_tokens": 6, "temperature": 0}
+        answers = [
+            post(both, "/v1/completions", {**body, "model": name}) for name in (MODEL, "org/other")
+        ]
+        assert [answer["model"] for answer in answers] == [MODEL, "org/other"]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        names = [worker["name"] for worker in status(both)["workers"]]
+        assert names == ["org-other.decode-0", "org-other.prefill-0", f"{MODEL}.mixed-0"]
+        command(both, "scale", "mixed=2", "--model", MODEL)
+        command(both, "scale", "mixed=1", "--model", MODEL)
+        # The one that was still loading is the one that went.
+        assert f"{MODEL}.mixed-0" in command(both, "status")
+        assert both.get("/health")[0] == 200
