@@ -413,6 +413,16 @@ def test_overload_does_not_open_the_breaker_and_faults_do() -> None:
     run(check)
 
 
+def test_a_key_that_the_engine_refuses_is_not_the_clients() -> None:
+    async def check(here: World) -> None:
+        here.decode[0].fail_status = 401
+        answer = await here.gateway.post(CHAT | {"n": 2}, headers={"authorization": "Bearer mine"})
+        assert answer.status == 503
+        assert here.decode[0].headers[0]["authorization"] == "Bearer ours"
+
+    run(check, api_key="ours")
+
+
 def test_unknown_names_and_bad_bodies() -> None:
     async def check(here: World) -> None:
         assert (await here.gateway.post(CHAT | {"model": "nope"})).status == 404

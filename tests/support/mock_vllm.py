@@ -89,6 +89,8 @@ class MockVllm:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         if limit < 1:
             return error(400, "max_tokens must be at least 1", "max_tokens")
+        if (body.get("temperature") or 0) < 0:
+            return error(400, "temperature must be non-negative", "temperature")
         if (body.get("min_tokens") or 0) > limit:
             return error(400, "min_tokens must be less than or equal to max_tokens")
         if body.get("stream_options") is not None and not body.get("stream"):

@@ -19,6 +19,7 @@ from twinfire.protocol.errors import TwinfireError
 
 _MAX_ERROR_BYTES = 1 << 20
 _OVERLOADED = (429, 503)
+_KEY_REFUSED = (401, 403)
 
 
 class FaultKind(Enum):
@@ -198,6 +199,9 @@ class Leg:
     def _answered_badly(self, status: int, content: bytes) -> LegFailed:
         message, param, code = _error_fields(content)
         message = message or f"The engine answered {status}."
+        if status in _KEY_REFUSED:
+            # Ours is wrong, of which the client must not conclude that its own is.
+            return self.broken("The engine does not accept the gateway's key.")
         if status in _OVERLOADED:
             kind = FaultKind.OVERLOADED
         elif 400 <= status < 500:

@@ -89,6 +89,7 @@ class SplitAnswer:
         self.is_split = is_split
         self._cached_tokens = cached_tokens
         self._prefill = prefill
+        self._is_settled = False
 
     @property
     def cached_tokens(self) -> int | None:
@@ -108,8 +109,12 @@ class SplitAnswer:
         return await self._raced(self.decode.read_all())
 
     async def settle_prefill(self, limit_s: float) -> None:
-        """Let the prompt's own answer arrive, which it does about when its first token does."""
-        if self._prefill is not None:
+        """Let the prompt's own answer arrive, as it does about when its first token does.
+
+        Waits once only: a stream may tell its usage with every token.
+        """
+        if self._prefill is not None and not self._is_settled:
+            self._is_settled = True
             await asyncio.wait({self._prefill}, timeout=limit_s)
 
     def close(self) -> None:
