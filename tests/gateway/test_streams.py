@@ -85,7 +85,9 @@ def test_fault_in_a_stream_is_an_error_event(
     assert (plain.status, plain.error()["type"]) == (503, "ServiceUnavailableError")
 
 
-@pytest.mark.parametrize(("ending", "status"), [("error", 500), ("cancelled", 503)])
+@pytest.mark.parametrize(
+    ("ending", "status"), [("error", 500), ("cancelled", 503), ("timeout", 504)]
+)
 def test_choice_that_the_engine_gives_up_is_no_success(
     gateway: RunningGateway, ending: str, status: int
 ) -> None:

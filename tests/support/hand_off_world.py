@@ -163,6 +163,7 @@ class DecodeEngine:
     def __init__(self, num_blocks: int, num_cached: int = 0) -> None:
         self.blocks = Blocks(num_blocks)
         self.num_cached = num_cached
+        self.refuses_first_tokens = False
         self.reserved: dict[HandOffKey, tuple[Submit, tuple[int, ...]]] = {}
         self.running: dict[HandOffKey, tuple[int, ...]] = {}
 
@@ -184,6 +185,8 @@ class DecodeEngine:
     def adopt(
         self, key: HandOffKey, prompt: PromptDone, first: Sequence[ChoiceDelta]
     ) -> GatewayOutput:
+        if self.refuses_first_tokens:
+            raise InvalidRequest("a first token is not in the vocabulary")
         submit, block_ids = self.reserved.pop(key)
         for index, block_id in enumerate(block_ids):
             assert self.blocks.content[block_id] == (submit.prompt, index), "wrong content adopted"

@@ -109,6 +109,20 @@ def test_a_prompt_crosses_block_by_block_while_it_is_computed() -> None:
     world.check_nothing_left()
 
 
+def test_first_tokens_that_make_no_sense_end_the_hand_off_alone() -> None:
+    world = World()
+    world.decode.refuses_first_tokens = True
+    world.request(0, 4)
+    for _ in range(3):
+        world.settle()
+        world.step()
+        world.settle()
+        world.reader.end_one()
+    assert world.gateway.ends == {0: ["failed"]}
+    world.settle()
+    world.check_nothing_left()
+
+
 def test_blocks_that_the_decode_worker_has_are_not_read() -> None:
     world = World(num_cached=2)
     world.request(0, 14)

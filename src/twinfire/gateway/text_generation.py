@@ -24,7 +24,7 @@ from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.text.choice_text import ChoiceText, TextDelta, TextOptions
 from twinfire.gateway.text.token_logprobs import TokenLogprob, unpack_logprobs
 from twinfire.gateway.text.vocabulary import Vocabulary
-from twinfire.protocol.errors import Overloaded, TwinfireError, WorkerLost
+from twinfire.protocol.errors import DeadlineExceeded, Overloaded, TwinfireError, WorkerLost
 from twinfire.protocol.messages import ChoiceDelta, PromptDone
 from twinfire.protocol.sampling import SamplingParams
 
@@ -152,7 +152,7 @@ class TextGeneration:
         choice = self._choices[prompt_index * self._job.n + event.choice]
         if choice.finished:
             return None
-        if event.finish_reason in ("error", "cancelled"):
+        if event.finish_reason in ("error", "cancelled", "timeout"):
             raise _failure(event.finish_reason)
         delta = choice.feed(event)
         self.meter.tokens(delta.index, delta.num_output_tokens)
@@ -242,4 +242,6 @@ async def _merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
 def _failure(reason: str) -> TwinfireError:
     if reason == "cancelled":
         return WorkerLost("the worker cancelled the request")
+    if reason == "timeout":
+        return DeadlineExceeded("the request's time was over before it was complete")
     return GenerationFailed("the engine failed to compute the request")

@@ -303,7 +303,11 @@ class HandOffReceiver:
             return
         self._faults.hit("receiver.before_adopt")
         key = incoming.key
-        output = self._engine.adopt(key, commit.prompt, commit.first)
+        try:
+            output = self._engine.adopt(key, commit.prompt, commit.first)
+        except InvalidRequest as error:
+            self._fail(incoming, f"the prefill worker's first tokens: {error}")
+            return
         times = incoming.times(self._clock(), self._bytes_per_block)
         output.prompts = [
             msgspec.structs.replace(prompt, hand_off=times) for prompt in output.prompts
