@@ -138,6 +138,26 @@ def test_a_failing_decode_ends_the_waiting_prefill_at_once() -> None:
     run(check)
 
 
+def test_a_decode_engine_is_not_blamed_for_its_peer() -> None:
+    async def check(here: World) -> None:
+        prefill, decode = here.prefill[0], here.decode[0]
+        decode.fail_status, prefill.fail_status = 500, 400
+        server = here.gateway.pool.engines.decode.servers[0]
+        for _ in range(4):
+            prefill.fail_gate = asyncio.Event()
+            posting = asyncio.create_task(here.gateway.post(STREAM))
+            await prefill.arrived.wait()
+            await decode.arrived.wait()
+            await until(lambda: not decode.num_running)
+            prefill.fail_gate.set()
+            assert (await posting).status == 400
+            prefill.arrived.clear()
+            decode.arrived.clear()
+        assert server.is_available()
+
+    run(check)
+
+
 def test_both_legs_are_tried_anew_elsewhere() -> None:
     async def check(here: World) -> None:
         here.prefill[0].fail_status = 500

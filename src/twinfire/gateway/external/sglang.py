@@ -16,10 +16,11 @@ from msgspec import Raw
 from twinfire.gateway.external.answer_edits import cached_tokens_of
 from twinfire.gateway.external.engine_server import EngineServer
 from twinfire.gateway.external.external_job import ExternalJob, Fields, raw_json
-from twinfire.gateway.external.leg import Leg, LegFailed
+from twinfire.gateway.external.leg import FaultKind, Leg, LegFailed
 from twinfire.gateway.external.pair import Attempts, Engines, SplitAnswer, note_outcome, race
 
 _ROOM_BITS = 63
+_BLAME_WAIT_S = 0.2
 _FIELDS = msgspec.json.Decoder(Fields)
 
 
@@ -56,9 +57,11 @@ class SglangPair:
                 await race(decode.open(job.path, job.with_fields(room), job.request_id), prompt)
             except LegFailed as failure:
                 decode.close()
-                prefill_failed = prompt.done() and prompt.exception() is failure
+                cause = await _prompt_failure(prompt, failure)
                 await _end(prompt)
-                attempts.failed(prefill if prefill_failed else decode, failure)
+                if cause is not None and cause is not failure:
+                    decode.server.breaker.succeeded()
+                attempts.failed(decode if cause is None else prefill, cause or failure)
             except BaseException:
                 decode.close()
                 prompt.cancel()
@@ -96,6 +99,19 @@ async def _compute_prompt(leg: Leg, job: ExternalJob, room: Fields) -> int | Non
         return cached_tokens_of(_FIELDS.decode(content))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+async def _prompt_failure(prompt: asyncio.Task[int | None], failure: LegFailed) -> LegFailed | None:
+    """Return what the prompt's leg failed of, None when the decode leg failed by itself.
+
+    A decode engine whose peer fails breaks too, and may be the first to say so.
+    """
+    if failure.kind is FaultKind.BROKEN:
+        await asyncio.wait({prompt}, timeout=_BLAME_WAIT_S)
+    if not prompt.done():
+        return None
+    cause = prompt.exception()
+    return cause if isinstance(cause, LegFailed) else None
 
 
 async def _end(task: asyncio.Task[int | None]) -> None:
