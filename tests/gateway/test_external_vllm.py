@@ -122,7 +122,8 @@ def test_a_missing_role_is_given() -> None:
 )
 def test_what_one_handle_cannot_carry_is_computed_in_one_place(change: dict) -> None:
     async def check(here: World) -> None:
-        answer = await here.gateway.post(CHAT | change)
+        forged = {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "evil"}}
+        answer = await here.gateway.post(CHAT | change | forged)
         assert answer.status == 200
         assert not here.prefill[0].bodies
         assert "kv_transfer_params" not in here.decode[0].bodies[0]
