@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 from collections.abc import Callable
 
-from twinfire.protocol.worker_config import WorkerConfig, encode_worker_config
+from twinfire.gateway.backends.worker_child import RestartDelays, end_worker, start_worker
+from twinfire.protocol.worker_config import WorkerConfig
 
-RESTART_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-HEALTHY_AFTER_S = 60.0
-"""A worker that ran this long before it died starts the delays anew."""
 END_LIMIT_S = 60.0
 """For a drained worker to finish what it runs; then it is killed."""
 
@@ -44,28 +40,21 @@ class WorkerSlot:
 
     async def start(self) -> None:
         """Start the process and watch it from then on."""
-        await self._spawn()
+        self._process = await start_worker(self.config)
         self._task = asyncio.create_task(self._watch())
 
     async def end(self) -> None:
         """Let the worker finish what it runs, then end it; it is not started again."""
         self._ending = True
-        process = self._process
-        if process is not None and process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), END_LIMIT_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        if self._process is not None:
+            await end_worker(self._process, END_LIMIT_S)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        num_deaths = 0
+        delays = RestartDelays()
         while self._process is not None:
             started_s = loop.time()
             process = self._process
@@ -80,27 +69,14 @@ class WorkerSlot:
                 self.failure = f"{self.name} exited with status {status} before it was ready"
                 log.error("%s", self.failure)
                 return
-            if loop.time() - started_s > HEALTHY_AFTER_S:
-                num_deaths = 0
-            delay_s = RESTART_DELAYS_S[min(num_deaths, len(RESTART_DELAYS_S) - 1)]
-            num_deaths += 1
+            delay_s = delays.after(loop.time() - started_s)
             log.error(
                 "%s exited with status %s; starting again in %s s", self.name, status, delay_s
             )
             await asyncio.sleep(delay_s)
             self.num_restarts += 1
-            await self._spawn()
+            self._process = await start_worker(self.config)
 
     async def _note_served(self) -> None:
         while not self._has_served(self):
             await asyncio.sleep(0.05)
-
-    async def _spawn(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "twinfire.worker",
-            encode_worker_config(self.config),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ.copy(),
-        )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import tempfile
 import uuid
 from array import array
@@ -20,17 +18,17 @@ import msgspec
 
 from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
+from twinfire.gateway.backends.worker_child import RestartDelays, end_worker, start_worker
 from twinfire.gateway.backends.worker_link import State, WorkerLink
 from twinfire.protocol.errors import WorkerLost
 from twinfire.protocol.messages import Failed, Load, Loading, Ready, WorkerInfo
 from twinfire.protocol.sampling import SamplingParams
-from twinfire.protocol.worker_config import WorkerConfig, encode_worker_config
+from twinfire.protocol.worker_config import WorkerConfig
 
 CONNECT_POLL_S = 0.02
-RESTART_DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-HEALTHY_AFTER_S = 60.0
-"""A worker that served this long before it died starts the delays anew."""
 DRAIN_LIMIT_S = 10.0
+UNLINKED_LIMIT_S = 2.0
+"""How long a process whose link is gone may take to end."""
 
 log = logging.getLogger(__name__)
 
@@ -122,21 +120,15 @@ class LocalWorker:
         self._stopping = True
         if self._supervisor is not None:
             self._supervisor.cancel()
-        if self._process is not None and self._process.returncode is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                await asyncio.wait_for(self._process.wait(), DRAIN_LIMIT_S)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        if self._process is not None:
+            await end_worker(self._process, DRAIN_LIMIT_S)
         if self._link is not None:
             self._link.close()
         self._folder.cleanup()
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        num_deaths = 0
+        delays = RestartDelays()
         while True:
             started_s = loop.time()
             self._was_ready = False
@@ -144,10 +136,7 @@ class LocalWorker:
             if not self._was_ready:
                 self._fail(exit_code)
                 return
-            if loop.time() - started_s > HEALTHY_AFTER_S:
-                num_deaths = 0
-            delay_s = RESTART_DELAYS_S[min(num_deaths, len(RESTART_DELAYS_S) - 1)]
-            num_deaths += 1
+            delay_s = delays.after(loop.time() - started_s)
             log.error("the worker exited with status %s; restarting in %s s", exit_code, delay_s)
             self._set_state(Loading(f"restarting after the worker exited with status {exit_code}"))
             await asyncio.sleep(delay_s)
@@ -168,7 +157,7 @@ class LocalWorker:
         closed.cancel()
         if not ended.done():
             # A process without its link serves nobody; it is asked to go, then made to.
-            await self._end_process(process)
+            await end_worker(process, UNLINKED_LIMIT_S)
         exit_code = await ended
         if self._link is not None:
             self._link.close()
@@ -176,26 +165,11 @@ class LocalWorker:
             self._link = None
         return exit_code
 
-    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), 2.0)
-        except TimeoutError:
-            process.kill()
-
     async def _spawn(self) -> None:
         socket_path = str(Path(self._folder.name) / f"worker-{uuid.uuid4().hex[:8]}.sock")
         self._config = msgspec.structs.replace(self._config, socket_path=socket_path)
         self._link_closed = asyncio.Event()
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "twinfire.worker",
-            encode_worker_config(self._config),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ.copy(),
-        )
+        self._process = await start_worker(self._config)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
