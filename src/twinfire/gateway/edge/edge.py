@@ -7,8 +7,6 @@ breaks later is the client's to repeat.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -24,6 +22,7 @@ from twinfire.gateway.edge.region import Region
 from twinfire.gateway.edge.request_body import BodyTooLong, RequestBody
 from twinfire.gateway.edge.session_key import SessionKey, account_of, session_key
 from twinfire.gateway.errors import ErrorBody, ErrorDetail
+from twinfire.gateway.health_watch import HealthWatch
 from twinfire.gateway.metrics import CONTENT_TYPE
 from twinfire.protocol.errors import InvalidRequest
 
@@ -61,7 +60,7 @@ class Edge:
         self.metrics = EdgeMetrics()
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
-        self._watches: list[asyncio.Task[None]] = []
+        self._watch: HealthWatch | None = None
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -84,14 +83,18 @@ class Edge:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=_AUTOMATIC_HEADERS,
         )
-        await asyncio.gather(*map(self._check, self.regions))
-        self._watches = [asyncio.create_task(self._watch(region)) for region in self.regions]
+        self._watch = HealthWatch(
+            self._session,
+            self.regions,
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+        )
+        await self._watch.start()
 
     async def close(self) -> None:
         """Leave the regions alone."""
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._watch is not None:
+            await self._watch.close()
         await self.session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -229,24 +232,6 @@ class Edge:
         if upstream.content.is_eof():
             upstream.release()
         return response
-
-    async def _watch(self, region: Region) -> None:
-        while True:
-            await asyncio.sleep(self._settings.health_interval_s)
-            was_healthy = region.health.is_healthy
-            await self._check(region)
-            if region.health.is_healthy != was_healthy:
-                state = "healthy" if region.health.is_healthy else "not healthy"
-                log.warning("region %s is %s", region.name, state)
-
-    async def _check(self, region: Region) -> None:
-        limit = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with self.session.get(region.url + "/health", timeout=limit) as response:
-                if response.status == 200:
-                    region.health.passed()
-                    return
-        region.health.failed()
 
 
 async def _begin(request: web.BaseRequest, body: RequestBody) -> None:

@@ -14,3 +14,8 @@ class Region:
         self.url = address.url
         self.health = HealthRecord()
         self.num_running = 0
+
+    @property
+    def title(self) -> str:
+        """What the log calls it."""
+        return f"region {self.name}"

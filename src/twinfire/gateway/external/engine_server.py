@@ -32,6 +32,11 @@ class EngineServer:
         self.last_used = 0
         self.health = HealthRecord()
 
+    @property
+    def title(self) -> str:
+        """What the log calls it."""
+        return f"the engine at {self.url}"
+
     def is_available(self) -> bool:
         """Whether a request may go there now."""
         return self.health.is_healthy and self.breaker.allows(time.monotonic())

@@ -7,12 +7,9 @@ answer is on its way nothing is ever replayed: what breaks then ends the stream 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from itertools import zip_longest
-
-import aiohttp
 
 from twinfire.gateway.dialects.request_headers import request_context
 from twinfire.gateway.dialects.requests import SamplingFields
@@ -38,6 +35,7 @@ from twinfire.gateway.external.pair import (
 from twinfire.gateway.external.sglang import SglangPair
 from twinfire.gateway.external.sse_rewriter import EventTooLong, SseRewriter
 from twinfire.gateway.external.vllm import VllmPair
+from twinfire.gateway.health_watch import HealthWatch
 from twinfire.protocol.errors import DeadlineExceeded
 
 _USAGE_WAIT_S = 1.0
@@ -68,7 +66,7 @@ class ExternalPool:
         decode = EnginePool(EngineServer(url) for url in table.decode)
         self.engines = Engines(self._client, prefill, decode)
         self._flow = _make_flow(table, self.engines)
-        self._watches: list[asyncio.Task[None]] = []
+        self._watch: HealthWatch | None = None
 
     @property
     def tallies(self) -> ExternalTallies:
@@ -84,14 +82,18 @@ class ExternalPool:
         """Begin to look after the engines; returns once each has been asked for its health."""
         self._client.start()
         servers = (*self.engines.prefill.servers, *self.engines.decode.servers)
-        await asyncio.gather(*map(self._check, servers))
-        self._watches = [asyncio.create_task(self._watch(server)) for server in servers]
+        self._watch = HealthWatch(
+            self._client.session,
+            servers,
+            interval_s=self._table.health_interval_s,
+            timeout_s=self._table.connect_timeout_s,
+        )
+        await self._watch.start()
 
     async def close(self) -> None:
         """Leave the engines alone."""
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._watch is not None:
+            await self._watch.close()
         await self._flow.close()
         await self._client.close()
 
@@ -143,24 +145,6 @@ class ExternalPool:
     def _retry(self, failure: LegFailed) -> None:
         self.tallies.retries += 1
         log.warning("an engine failed before its first byte, trying again: %s", failure)
-
-    async def _watch(self, server: EngineServer) -> None:
-        while True:
-            await asyncio.sleep(self._table.health_interval_s)
-            was_healthy = server.health.is_healthy
-            await self._check(server)
-            if server.health.is_healthy != was_healthy:
-                state = "healthy" if server.health.is_healthy else "not healthy"
-                log.warning("the engine at %s is %s", server.url, state)
-
-    async def _check(self, server: EngineServer) -> None:
-        limit = aiohttp.ClientTimeout(total=self._table.connect_timeout_s)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with self._client.session.get(server.url + "/health", timeout=limit) as response:
-                if response.status == 200:
-                    server.health.passed()
-                    return
-        server.health.failed()
 
 
 class _Delivery:
