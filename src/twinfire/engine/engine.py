@@ -251,7 +251,7 @@ class Engine:
         outputs = [unpack_ids(output) for output in message.outputs]
         prompt = unpack_ids(message.prompt)
         check_request(message, prompt, outputs, self._runner.vocab_size)
-        request = Request(gateway_id, message, self._clock())
+        request = Request(gateway_id, message, prompt, outputs, self._clock())
         self._refuse_if_running(request)
         if request.key in self._incoming:
             raise InvalidRequest(f"request {message.request_id} is already reserved for")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.peer_messages import HandOffKey
-from twinfire.protocol.tokens import unpack_ids
 from twinfire.scheduler.sequence import Sequence
 
 
@@ -29,7 +30,15 @@ class Request:
     already each has a sequence of its own from the start, and the prompt is not scored again.
     """
 
-    def __init__(self, gateway_id: str, message: Submit, arrival_s: float) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        message: Submit,
+        prompt: array[int],
+        outputs: Series[array[int]],
+        arrival_s: float,
+    ) -> None:
+        """`prompt` and `outputs` are those of `message`, unpacked; no outputs are none so far."""
         self.gateway_id = gateway_id
         self.request_id = message.request_id
         self.priority = message.priority
@@ -38,14 +47,13 @@ class Request:
         self.timeout_s = message.timeout_s
         self.handed_over = message.hand_off is not None
         """Whether another worker goes on once the prompt is computed."""
-        self.prompt = unpack_ids(message.prompt)
+        self.prompt = prompt
         self.sampling = sampling = message.sampling
         indices = message.choices or tuple(range(sampling.n))
-        outputs = message.outputs or (b"",) * len(indices)
-        self.resumed = any(message.outputs)
+        self.resumed = any(outputs)
         self.choices = [Choice(index, TokenHistory(self.prompt)) for index in indices]
-        for choice, output in zip(self.choices, outputs, strict=True):
-            for token_id in unpack_ids(output):
+        for choice, output in zip(self.choices, outputs, strict=bool(outputs)):
+            for token_id in output:
                 choice.history.append(token_id)
         self._by_index = {choice.index: choice for choice in self.choices}
         self.scores_prompt = sampling.prompt_logprobs >= 0 and not self.resumed
