@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import secrets
 import socket
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from twinfire.gateway.routing.route import PdPolicy
 from twinfire.gateway.settings import GatewaySettings, RequestLimits
 from twinfire.protocol.addresses import UnixAddress, parse_address
 from twinfire.protocol.errors import InvalidRequest, TwinfireError
-from twinfire.protocol.secret import hash_seed, load_secret
+from twinfire.protocol.secret import ensure_secret, hash_seed, load_secret
 from twinfire.protocol.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -110,8 +109,8 @@ async def _serve(
     settings = cluster.gateway
     with tempfile.TemporaryDirectory(prefix="twinfire-") as name:
         folder = Path(name)
-        secret_file = _secret_file(settings.secret_file, folder)
-        secret = load_secret(secret_file)
+        secret_file = settings.secret_file or str(folder / "secret")
+        secret = load_secret(secret_file) if settings.secret_file else ensure_secret(secret_file)
         listener = WorkerListener(uuid.uuid4().hex, secret, settings.tls)
         own = await listener.listen(UnixAddress(str(folder / "gateway")))
         around = Surroundings(
@@ -168,16 +167,6 @@ def _ready_line(pools: ModelPools, url: str, started_s: float) -> str:
     workers = ", ".join(f"{slot.name} (pid {slot.pid})" for slot in slots) or "others' only"
     took_s = time.monotonic() - started_s
     return ready_message(pools.names[0], url, info, f"Workers: {workers}. ", took_s)
-
-
-def _secret_file(given: str | None, folder: Path) -> str:
-    """Return the file of the cluster's secret, a new one where none is given."""
-    if given is not None:
-        return given
-    path = folder / "secret"
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32) + "\n")
-    return str(path)
 
 
 def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> WorkerConfig:

@@ -32,8 +32,6 @@ from twinfire.protocol.worker_config import (
     TlsFiles,
 )
 
-ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
-
 
 class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The gateway and its links."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -88,14 +88,13 @@ class Supervisor:
         for role, pool in self._pools.items():
             await self.scale(role, pool.count)
 
-    async def wait_ready(self, on_wait: Callable[[], None] = lambda: None) -> None:
+    async def wait_ready(self) -> None:
         """Return when every worker has joined; TwinfireError when one never will."""
         while True:
             if all(self._member_of(slot) is not None for slot in self.slots):
                 return
             if self.failure is not None:
                 raise TwinfireError(self.failure)
-            on_wait()
             await asyncio.sleep(0.05)
 
     async def scale(self, role: Role, count: int) -> None:
