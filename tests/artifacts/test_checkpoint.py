@@ -11,26 +11,14 @@ import numpy as np
 import pytest
 
 from support.checkpoint_files import (
-    HF_CONFIG,
     f32_entries,
-    random_arrays,
     safetensors_bytes,
     write_json,
+    write_model_folder,
 )
 from support.default_model import default_model_path
 from twinfire.artifacts.checkpoint import open_checkpoint
-from twinfire.artifacts.hf_config import read_hf_config
-from twinfire.artifacts.tensor_layout import expected_shapes
 from twinfire.protocol.errors import ModelError
-
-
-def make_folder(folder: Path, **changed: Any) -> dict[str, np.ndarray]:
-    folder.mkdir(exist_ok=True)
-    fields = {name: value for name, value in {**HF_CONFIG, **changed}.items() if value is not None}
-    write_json(folder / "config.json", fields)
-    arrays = random_arrays(expected_shapes(read_hf_config(folder, lambda: "f32")))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(f32_entries(arrays)))
-    return arrays
 
 
 def rewrite(folder: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -39,7 +27,7 @@ def rewrite(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def test_a_folder_gives_its_parts(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
-    arrays = make_folder(folder, tie_word_embeddings=False, torch_dtype=None)
+    arrays = write_model_folder(folder, tie_word_embeddings=False, torch_dtype=None)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.name == "my-model"
     assert checkpoint.path == folder
@@ -52,7 +40,7 @@ def test_a_folder_gives_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    arrays = make_folder(tmp_path)
+    arrays = write_model_folder(tmp_path)
     del arrays["model.layers.1.mlp.up_proj.weight"]
     rewrite(tmp_path, arrays)
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj\.weight' is missing"):
@@ -60,7 +48,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
-    arrays = make_folder(tmp_path)
+    arrays = write_model_folder(tmp_path)
     arrays["model.norm.weight"] = np.zeros(63)
     rewrite(tmp_path, arrays)
     with pytest.raises(ModelError, match=r"'model\.norm\.weight' has shape \[63\], .* \[64\]"):
@@ -71,14 +59,14 @@ def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     "name", ["model.layers.2.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"]
 )
 def test_a_tensor_that_the_config_does_not_know_is_named(tmp_path: Path, name: str) -> None:
-    arrays = make_folder(tmp_path)
+    arrays = write_model_folder(tmp_path)
     rewrite(tmp_path, {**arrays, name: np.zeros(64)})
     with pytest.raises(ModelError, match=name):
         _ = open_checkpoint(tmp_path).weights
 
 
 def test_harmless_extra_tensors_are_accepted(tmp_path: Path) -> None:
-    arrays = make_folder(tmp_path)
+    arrays = write_model_folder(tmp_path)
     extra = {
         "lm_head.weight": arrays["model.embed_tokens.weight"],
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8),
@@ -131,7 +119,7 @@ def test_paths_that_are_no_model(tmp_path: Path) -> None:
 def test_where_a_folder_keeps_its_template(
     tmp_path: Path, files: dict[str, Any], expected: str
 ) -> None:
-    make_folder(tmp_path)
+    write_model_folder(tmp_path)
     for name, content in files.items():
         if isinstance(content, str):
             (tmp_path / name).write_text(content)
@@ -143,7 +131,7 @@ def test_where_a_folder_keeps_its_template(
 
 
 def test_a_broken_template_file_is_named(tmp_path: Path) -> None:
-    make_folder(tmp_path)
+    write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("a\n{% for x in %}")
     with pytest.raises(ModelError, match="line 2"):
         open_checkpoint(tmp_path).chat_template()

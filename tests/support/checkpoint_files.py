@@ -10,6 +10,9 @@ from typing import Any
 import gguf
 import numpy as np
 
+from twinfire.artifacts.hf_config import read_hf_config
+from twinfire.artifacts.tensor_layout import expected_shapes
+
 HF_CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -79,6 +82,16 @@ def random_arrays(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[
     return {
         name: rng.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()
     }
+
+
+def write_model_folder(folder: Path, **changed: Any) -> dict[str, np.ndarray]:
+    """Write a tiny random model; changes to its configuration of None leave a field out."""
+    folder.mkdir(exist_ok=True)
+    fields = {name: value for name, value in {**HF_CONFIG, **changed}.items() if value is not None}
+    write_json(folder / "config.json", fields)
+    arrays = random_arrays(expected_shapes(read_hf_config(folder, lambda: "f32")))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(f32_entries(arrays)))
+    return arrays
 
 
 def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -12,13 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoint_files import (
-    HF_CONFIG,
-    f32_entries,
-    random_arrays,
-    safetensors_bytes,
-    write_json,
-)
+from support.checkpoint_files import write_model_folder
 from support.scripted_cluster import (
     Answer,
     JoinedWorker,
@@ -26,8 +20,6 @@ from support.scripted_cluster import (
     WorkerPrograms,
     peer_of,
 )
-from twinfire.artifacts.hf_config import read_hf_config
-from twinfire.artifacts.tensor_layout import expected_shapes
 from twinfire.protocol.messages import DrainWorker, PrefixPull, ResyncCache, SetRole
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.transfer.fault_points import FAULT_POINTS
@@ -39,9 +31,7 @@ LONG = [(7 * i) % 300 + 3 for i in range(200)]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_json(folder / "config.json", HF_CONFIG)
-    arrays = random_arrays(expected_shapes(read_hf_config(folder, lambda: "f32")))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(f32_entries(arrays)))
+    write_model_folder(folder)
     return folder
 
 

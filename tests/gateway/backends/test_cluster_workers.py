@@ -13,17 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoint_files import (
-    HF_CONFIG,
-    f32_entries,
-    random_arrays,
-    safetensors_bytes,
-    write_json,
-)
+from support.checkpoint_files import write_model_folder
 from support.scripted_cluster import SECRET, WorkerPrograms
 from support.worker_pool import Consumer, until
-from twinfire.artifacts.hf_config import read_hf_config
-from twinfire.artifacts.tensor_layout import expected_shapes
 from twinfire.gateway.backends.cluster_backend import ClusterBackend
 from twinfire.gateway.backends.request_context import RequestContext
 from twinfire.gateway.backends.worker_listener import WorkerListener
@@ -42,9 +34,7 @@ START_LIMIT_S = 40.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_json(folder / "config.json", HF_CONFIG)
-    arrays = random_arrays(expected_shapes(read_hf_config(folder, lambda: "f32")))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(f32_entries(arrays)))
+    write_model_folder(folder)
     return folder
 
 
