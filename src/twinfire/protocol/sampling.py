@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from twinfire.protocol.grammar import Grammar
+
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this draw the most likely token."""
 
@@ -54,6 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Report this many most likely tokens beside the drawn one; -1 reports nothing."""
     prompt_logprobs: int = -1
     """The same for each prompt token; -1 reports nothing. Disables prefix-cache reads."""
+    grammar: Grammar | None = None
+    """What the output must look like; tokens that would break it cannot be drawn."""
 
     @property
     def greedy(self) -> bool:
