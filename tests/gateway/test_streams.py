@@ -102,8 +102,8 @@ def test_silent_stream_starts_late_and_is_kept_alive() -> None:
     with running_gateway(settings) as gateway:
         gateway.backend.holds_after = -1
         connection = open_post(gateway.server.address, CHAT, {"messages": USER, "stream": True})
-        received = read_until(connection, b": keep-alive\n\n")
-        received += read_until(connection, b": keep-alive\n\n")
+        received = read_until(connection, b": queued\n\n")
+        received += read_until(connection, b": queued\n\n")
         assert received.startswith(b"HTTP/1.1 200")
         assert b"data:" not in received
         gateway.loop.call_soon_threadsafe(gateway.backend.released.set)
@@ -118,10 +118,48 @@ def test_refusal_after_a_late_start_is_an_error_event() -> None:
         gateway.backend.holds_after = -1
         gateway.backend.refusal = Overloaded("full")
         connection = open_post(gateway.server.address, CHAT, {"messages": USER, "stream": True})
-        read_until(connection, b": keep-alive\n\n")
+        read_until(connection, b": queued\n\n")
         gateway.loop.call_soon_threadsafe(gateway.backend.released.set)
         received = read_until(connection, b"[DONE]")
         assert b'"type":"RateLimitError"' in received
+        connection.close()
+
+
+@pytest.mark.parametrize("takes_comments", [True, False])
+def test_silence_after_the_first_event_is_no_queue(takes_comments: bool) -> None:
+    settings = GatewaySettings(accept_wait_s=30, keep_alive_s=0.02)
+    headers = () if takes_comments else (("x-queued-comments", "0"),)
+    with running_gateway(settings) as gateway:
+        gateway.backend.holds_after = 1
+        body: dict[str, object] = {"messages": USER, "stream": True}
+        connection = open_post(gateway.server.address, CHAT, body, headers)
+        received = read_until(connection, b": keep-alive\n\n")
+        assert b"data:" in received
+        assert b": queued" not in received
+        gateway.loop.call_soon_threadsafe(gateway.backend.released.set)
+        read_until(connection, b"[DONE]")
+        connection.close()
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), None])
+def test_a_client_that_wants_no_queued_comments_gets_the_true_status(
+    refusal: Overloaded | None,
+) -> None:
+    settings = GatewaySettings(accept_wait_s=0.02, keep_alive_s=0.02)
+    with running_gateway(settings) as gateway:
+        gateway.backend.holds_after = -1
+        gateway.backend.refusal = refusal
+        body: dict[str, object] = {"messages": USER, "stream": True}
+        connection = open_post(gateway.server.address, CHAT, body, (("x-queued-comments", "0"),))
+        gateway.run(gateway.backend.holding.wait())
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(10)
+        gateway.loop.call_soon_threadsafe(gateway.backend.released.set)
+        received = read_until(connection, b"[DONE]" if refusal is None else b"\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 200" if refusal is None else b"HTTP/1.1 429")
+        assert b": queued" not in received
         connection.close()
 
 

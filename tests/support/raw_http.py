@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -59,12 +59,19 @@ def request(
         connection.close()
 
 
-def open_post(address: tuple[str, int], path: str, body: dict[str, object]) -> socket.socket:
+def open_post(
+    address: tuple[str, int],
+    path: str,
+    body: dict[str, object],
+    headers: Sequence[tuple[str, str]] = (),
+) -> socket.socket:
     """Send a whole request and return the socket, on which the answer may be read."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
+        f"content-length: {len(content)}\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in headers)
+        + "\r\n"
     )
     connection = socket.create_connection(address, timeout=30)
     connection.sendall(head.encode() + content)

@@ -22,7 +22,10 @@ from twinfire.gateway.errors import Fault, HttpError, fault_of
 from twinfire.gateway.settings import GatewaySettings
 
 DONE_EVENT = b"data: [DONE]\n\n"
+_QUEUED = b": queued\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+QUEUED_COMMENTS_HEADER = "x-queued-comments"
+"""`0` keeps the status open until the first event, however long that takes."""
 _SHORTEST_CHECK_S = 0.01
 _FAREWELL_LIMIT_S = 2.0
 """For the last event of an exchange that is ended from outside."""
@@ -65,6 +68,7 @@ class Exchange:
         self._writer = direct_writer(scope)
         self._may_start_after_s: float | None = None
         self._stream_started = False
+        self._has_events = False
         self._answered = False
         self._last_sent_s = 0.0
         self._abort: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -140,14 +144,17 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     def allow_early_start(self) -> None:
-        """Every fault of the request is found: a long wait from here on may send the 200."""
-        self._may_start_after_s = time.monotonic() + self.settings.accept_wait_s
+        """Every fault of the request is found: a long wait from here on may send the 200.
+
+        Not to a client that would rather learn of later faults by the status.
+        """
+        if self.headers.get(QUEUED_COMMENTS_HEADER) != "0":
+            self._may_start_after_s = time.monotonic() + self.settings.accept_wait_s
 
     async def send_events(self, frames: bytes) -> None:
         """Send whole server-sent events, the 200 before the first of them."""
-        await self._start_stream()
-        self._last_sent_s = time.monotonic()
-        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+        self._has_events = True
+        await self._send_frames(frames)
 
     def takes_events(self) -> bool:
         """Whether `write_events` may be called now: the stream runs and the client keeps up."""
@@ -157,6 +164,7 @@ class Exchange:
     def write_events(self, frames: bytes) -> None:
         """Send whole server-sent events of a stream that takes them."""
         assert self._writer is not None, "`takes_events` was not asked"
+        self._has_events = True
         self._last_sent_s = time.monotonic()
         self._writer.write(frames)
 
@@ -186,6 +194,11 @@ class Exchange:
         except Exception as error:
             await self.fail(error)
 
+    async def _send_frames(self, frames: bytes) -> None:
+        await self._start_stream()
+        self._last_sent_s = time.monotonic()
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
     async def _start_stream(self) -> None:
         if self._stream_started:
             return
@@ -213,13 +226,13 @@ class Exchange:
     async def _keep_alive(self) -> None:
         if self._answered:
             return
-        now = time.monotonic()
-        if not self._stream_started:
-            if self._may_start_after_s is None or now < self._may_start_after_s:
-                return
-            await self.send_events(_KEEP_ALIVE)
-        elif now - self._last_sent_s >= self.settings.keep_alive_s:
-            await self.send_events(_KEEP_ALIVE)
+        now_s = time.monotonic()
+        if self._stream_started:
+            is_due = now_s - self._last_sent_s >= self.settings.keep_alive_s
+        else:
+            is_due = self._may_start_after_s is not None and now_s >= self._may_start_after_s
+        if is_due:
+            await self._send_frames(_KEEP_ALIVE if self._has_events else _QUEUED)
 
 
 def _raw_headers(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
