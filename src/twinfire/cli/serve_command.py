@@ -123,6 +123,7 @@ def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConf
 
 def _gateway_settings(options: ServeOptions) -> GatewaySettings:
     return GatewaySettings(
+        aliases=options.aliases,
         api_keys=options.api_keys,
         drain_timeout_s=options.drain_timeout_s,
         allow_request_chat_template=options.allow_request_chat_template,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.artifacts.env import Env
+from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
 from twinfire.protocol.worker_config import (
     Backend,
@@ -36,6 +37,7 @@ class ServeOptions:
     host: str
     port: int
     served_model_names: tuple[str, ...]
+    aliases: dict[str, str]
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -82,6 +84,7 @@ def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="public name of the model, repeatable (default: the alias or the folder's name)",
     )
+    add_alias_argument(group)
     group.add_argument(
         "--api-key",
         action="append",
@@ -199,6 +202,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         host=args.host,
         port=args.port,
         served_model_names=tuple(args.served_model_name),
+        aliases=parse_aliases(args.alias),
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=max(args.max_num_batched_tokens, args.max_num_seqs),

@@ -18,6 +18,7 @@ import msgspec
 
 from twinfire.artifacts.env import Env
 from twinfire.artifacts.model_store import ResolvedModel, resolve_model
+from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
 from twinfire.cluster.cluster_file import ClusterFile, ModelTable, read_cluster_file
@@ -49,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--model", help="a model folder, a .gguf file or an alias")
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="TCP port, 0 for any")
+    add_alias_argument(parser)
     parser.add_argument("--pd-policy", choices=PD_POLICIES, help="when a prompt changes hands")
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info"
@@ -77,7 +79,9 @@ def _with_options(cluster: ClusterFile, args: argparse.Namespace) -> ClusterFile
     """Return the file's settings with what the command line says instead."""
     said = {"host": args.host, "port": args.port, "pd_policy": args.pd_policy}
     gateway = msgspec.structs.replace(
-        cluster.gateway, **{name: value for name, value in said.items() if value is not None}
+        cluster.gateway,
+        aliases={**cluster.gateway.aliases, **parse_aliases(args.alias)},
+        **{name: value for name, value in said.items() if value is not None},
     )
     model = cluster.model
     if args.model is not None:
@@ -183,4 +187,6 @@ def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> Worker
 
 def _gateway_settings(cluster: ClusterFile) -> GatewaySettings:
     limits = RequestLimits(max_request_s=cluster.gateway.max_gateway_wait_s)
-    return GatewaySettings(api_keys=cluster.gateway.api_keys, limits=limits)
+    return GatewaySettings(
+        aliases=cluster.gateway.aliases, api_keys=cluster.gateway.api_keys, limits=limits
+    )

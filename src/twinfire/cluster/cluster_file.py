@@ -45,6 +45,8 @@ class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles | None = None
     pd_policy: PdPolicy = "auto"
     api_keys: tuple[str, ...] = ()
+    aliases: dict[str, str] = {}
+    """More names of models (table `[gateway.aliases]`), each with the model's own."""
     max_gateway_wait_s: float = 600.0
     """How long a request may take in all, unless it says so itself."""
 

@@ -47,9 +47,10 @@ def create_app_of_models(
     """Return the ASGI application. Call it from the event loop's thread.
 
     The models' text sides and workers may still be loading: `/health` tells when they are ready.
-    With `cluster` its workers can be administered. InvalidRequest when two models share a name.
+    With `cluster` its workers can be administered. InvalidRequest when two models share a name,
+    or when an alias takes one or leads nowhere.
     """
-    gateway = Gateway(settings, HostedModels(models))
+    gateway = Gateway(settings, HostedModels(models, settings.aliases))
     app = Starlette(
         routes=[*_routes(gateway), *(_cluster_routes(gateway, cluster) if cluster else ())],
         exception_handlers={HTTPException: _starlette_fault},

@@ -75,8 +75,14 @@ class HostedModel:
 class HostedModels:
     """All models of a gateway, by their public names."""
 
-    def __init__(self, hosted: Sequence[HostedModel]) -> None:
-        """InvalidRequest when two models have a name in common."""
+    def __init__(
+        self, hosted: Sequence[HostedModel], aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """`aliases` gives more names to models, which answer by the name that was asked for.
+
+        InvalidRequest when two models have a name in common, and for an alias that is a model's
+        name or that stands for none.
+        """
         self._hosted = tuple(hosted)
         self._by_name: dict[str, HostedModel] = {}
         for one in hosted:
@@ -84,6 +90,18 @@ class HostedModels:
                 if name in self._by_name:
                     raise InvalidRequest(f"two models are called `{name}`", "names")
                 self._by_name[name] = one
+        named = dict(self._by_name)
+        for alias, name in (aliases or {}).items():
+            if alias in named:
+                raise InvalidRequest(f"the alias `{alias}` is a model's own name", "aliases")
+            if name not in named:
+                known = ", ".join(f"`{known}`" for known in named)
+                raise InvalidRequest(
+                    f"the alias `{alias}` stands for `{name}`, which is not served; there are "
+                    f"{known}",
+                    "aliases",
+                )
+            self._by_name[alias] = named[name]
 
     def __iter__(self) -> Iterator[HostedModel]:
         return iter(self._hosted)

@@ -5,6 +5,7 @@ Plain values only: nothing here reads files, options or the environment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -36,6 +37,8 @@ class RequestLimits:
 class GatewaySettings:
     """Choices of the operator. Times in seconds."""
 
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """More public names, each with the name of the model that it stands for."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the inference paths; none needed when empty."""
     keep_alive_s: float = 15.0
