@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from support.gateway_server import MODEL, RunningGateway, byte_text_side, running_gateway
 from support.scripted_backend import ScriptedBackend, say, worker_info
 from twinfire.gateway.backends.generation import LinkGeneration
+from twinfire.gateway.dialects.chat_job import ChatJob
 from twinfire.gateway.dialects.chat_stream import ChatStream
 from twinfire.gateway.dialects.completion_stream import CompletionStream
-from twinfire.gateway.dialects.generate import StreamWriter
 from twinfire.gateway.dialects.logprobs import LogprobFormat
+from twinfire.gateway.dialects.requests import ChatRequest
 from twinfire.gateway.dialects.sse import ChunkFrame
+from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.request_meter import RequestMeter
+from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.settings import GatewaySettings
+from twinfire.gateway.text.answer_parts import AnswerDelta, ContentText
 from twinfire.gateway.text.choice_text import TextDelta, TextOptions
 from twinfire.gateway.text.stop_strings import StopStrings
 from twinfire.gateway.text_generation import GenerationJob, TextGeneration
@@ -38,41 +44,42 @@ def new_meter(n: int) -> RequestMeter:
     return RequestMeter(Metrics(MODEL), 0.0, [2], n)
 
 
-def new_frame(kind: str, n: int) -> ChunkFrame:
-    return ChunkFrame(
+def chat_job() -> ChatJob:
+    hosted = HostedModel.of(ServedModel((MODEL,), byte_text_side()), ScriptedBackend())
+    gateway = Gateway(GatewaySettings(), HostedModels([hosted]))
+    return ChatJob(
+        gateway=gateway,
+        request=ChatRequest(messages=[]),
+        model=gateway.ready_model(MODEL),
+        generation=GenerationJob(
+            [array("I", [1, 2])],
+            [SamplingParams(max_tokens=100, seed=1, n=4)],
+            TextOptions(StopStrings([])),
+        ),
         answer_id=ANSWER_ID,
-        kind=kind,
         created_s=7,
-        model=MODEL,
-        fingerprint="f",
-        meter=new_meter(n),
-        prompt_lengths=[2],
-        n=n,
-        continuous_usage=False,
-    )
-
-
-def chat_writer(n: int) -> StreamWriter:
-    return ChatStream(
-        new_frame("chat.completion.chunk", n),
-        LogprobFormat(VOCABULARY, False),
-        n=n,
-        num_top_logprobs=None,
-        token_ids=False,
-        prompt_token_ids=None,
         echoed="",
+        num_top_logprobs=None,
     )
 
 
-def completion_writer(n: int) -> StreamWriter:
+def completion_stream() -> CompletionStream:
+    frame = ChunkFrame(
+        answer_id=ANSWER_ID, kind="text_completion", created_s=7, model=MODEL, fingerprint="f"
+    )
     return CompletionStream(
-        new_frame("text_completion", n),
-        LogprobFormat(VOCABULARY, False),
-        n=n,
-        logprobs=False,
-        echoes=None,
-        prompts=None,
+        frame, LogprobFormat(VOCABULARY, False), n=4, logprobs=False, echoes=None, prompts=None
     )
+
+
+CHAT_JOB = chat_job()
+CHAT_STREAM, COMPLETION_STREAM = ChatStream(CHAT_JOB), completion_stream()
+
+
+def chunk_of(is_chat: bool, index: int, text: str) -> bytes:
+    if is_chat:
+        return CHAT_STREAM.delta(AnswerDelta(index, (ContentText(text),) if text else ()))
+    return COMPLETION_STREAM.delta(TextDelta(index, text))
 
 
 @pytest.mark.parametrize("kind", ["chat.completion.chunk", "text_completion"])
@@ -81,7 +88,7 @@ def test_chunks_are_byte_for_byte_what_encoding_the_whole_gives(
     kind: str, pieces: list[tuple[int, str]]
 ) -> None:
     is_chat = kind == "chat.completion.chunk"
-    writer = chat_writer(4) if is_chat else completion_writer(4)
+    fingerprint = CHAT_JOB.model.fingerprint if is_chat else "f"
     for index, text in pieces:
         content = {"delta": {"content": text}} if is_chat else {"text": text}
         whole = {
@@ -89,12 +96,12 @@ def test_chunks_are_byte_for_byte_what_encoding_the_whole_gives(
             "object": kind,
             "created": 7,
             "model": MODEL,
-            "system_fingerprint": "f",
+            "system_fingerprint": fingerprint,
             "choices": [{"index": index, **content, "logprobs": None, "finish_reason": None}],
         }
         expected = b"data: " + msgspec.json.encode(whole) + b"\n\n"
-        assert writer.delta(TextDelta(index, text)) == expected
-        assert writer.delta(TextDelta(index, "")) == b""
+        assert chunk_of(is_chat, index, text) == expected
+        assert chunk_of(is_chat, index, "") == b""
 
 
 async def let_the_reader_catch_up() -> None:

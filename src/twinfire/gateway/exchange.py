@@ -55,6 +55,10 @@ class Exchange:
         self.client_host: str = (scope.get("client") or ("", 0))[0]
         self.answer_headers: list[tuple[str, str]] = []
         """Sent with the answer, be it whole or a stream; add to it before the answer starts."""
+        self.fault_body: Callable[[Fault], bytes] = Fault.encode
+        """How a fault's body looks; a dialect may shape its own."""
+        self.fault_writer: Callable[[Fault], bytes] | None = None
+        """All events that end a running stream with a fault; None for an error and `[DONE]`."""
         self.arrival_s = time.monotonic()
         self.settings = settings
         self.body = b""
@@ -168,11 +172,12 @@ class Exchange:
         self._last_sent_s = time.monotonic()
         self._writer.write(frames)
 
-    async def end_events(self, frames: bytes) -> None:
-        """Send the last events and end the answer."""
+    async def end_events(self, frames: bytes, *, done_event: bool = True) -> None:
+        """Send the last events, `[DONE]` where the dialect has it, and end the answer."""
         await self._start_stream()
         self._answered = True
-        await self._send({"type": "http.response.body", "body": frames + DONE_EVENT})
+        body = frames + DONE_EVENT if done_event else frames
+        await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: Exception) -> None:
         """Tell the client of `error`, as a status while that is possible, else as an event."""
@@ -181,10 +186,12 @@ class Exchange:
         fault = fault_of(error)
         if fault.is_ours:
             log.error("request %s failed", self.request_id, exc_info=error)
-        if self._stream_started:
+        if not self._stream_started:
+            await self.answer(self.fault_body(fault), fault.status, fault.headers)
+        elif self.fault_writer is None:
             await self.end_events(error_event(fault))
         else:
-            await self.answer(fault.encode(), fault.status, fault.headers)
+            await self.end_events(self.fault_writer(fault), done_event=False)
 
     async def _guarded(self, work: Callable[[Exchange], Awaitable[None]]) -> None:
         try:

@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-from array import array
-
-from twinfire.gateway.dialects.logprobs import LogprobFormat
+from twinfire.gateway.dialects.chat_job import ChatJob
+from twinfire.gateway.dialects.generate import usage, wants_continuous_usage, wants_usage
 from twinfire.gateway.dialects.responses import Usage
 from twinfire.gateway.dialects.sse import NULL, ChunkFrame, TextChunks, encode
-from twinfire.gateway.text.choice_text import TextDelta
+from twinfire.gateway.text.answer_parts import AnswerDelta, ContentText
 from twinfire.gateway.text_generation import PromptReady
 
 
 class ChatStream:
-    """Writes one stream. `num_top_logprobs` is None when no log-probabilities are asked for."""
+    """Writes one stream."""
 
-    def __init__(
-        self,
-        frame: ChunkFrame,
-        logprob_format: LogprobFormat,
-        *,
-        n: int,
-        num_top_logprobs: int | None,
-        token_ids: bool,
-        prompt_token_ids: array[int] | None,
-        echoed: str,
-    ) -> None:
-        self._frame = frame
-        self._logprob_format = logprob_format
-        self._n = n
-        self._num_top_logprobs = num_top_logprobs
-        self._token_ids = token_ids
-        self._prompt_token_ids = prompt_token_ids
-        self._echoed = echoed
+    def __init__(self, job: ChatJob) -> None:
+        self._job = job
+        self._num_cached_tokens = 0
+        self._frame = ChunkFrame(
+            answer_id=job.answer_id,
+            kind="chat.completion.chunk",
+            created_s=job.created_s,
+            model=job.model.name,
+            fingerprint=job.model.fingerprint,
+            usage_so_far=self._usage_so_far if wants_continuous_usage(job.request) else None,
+        )
+        self._logprob_format = job.logprob_format
+        self._token_ids = bool(job.request.return_token_ids)
         self._text_chunks: TextChunks | None = None
-        if num_top_logprobs is None and not token_ids:
-            self._text_chunks = frame.text_chunks(
+        if job.num_top_logprobs is None and not self._token_ids:
+            self._text_chunks = self._frame.text_chunks(
                 b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
             )
 
-    def prompt_ready(self, ready: PromptReady) -> bytes:
+    def prompt_ready(self, ready: PromptReady, usage: Usage) -> bytes:
         """Return the role of every choice, and the text that the answers begin with."""
+        self._num_cached_tokens = usage.prompt_tokens_details.cached_tokens
         frames: list[bytes] = []
         extra = b""
-        if self._prompt_token_ids is not None:
-            extra = b',"prompt_token_ids":' + encode(list(self._prompt_token_ids))
-        for index in range(self._n):
+        if self._token_ids:
+            extra = b',"prompt_token_ids":' + encode(list(self._job.prompt))
+        for index in range(self._job.n):
             opening = b'{"index":%d,"delta":{"role":"assistant","content":""},' % index
             opening += b'"logprobs":null,"finish_reason":null}'
             frames.append(self._frame.chunk(opening, index, 0, extra))
-            if self._echoed:
-                content = b'{"index":%d,"delta":{"content":%b},' % (index, encode(self._echoed))
+            if self._job.echoed:
+                content = b'{"index":%d,"delta":{"content":%b},' % (
+                    index,
+                    encode(self._job.echoed),
+                )
                 content += b'"logprobs":null,"finish_reason":null}'
                 frames.append(self._frame.chunk(content, index, 0))
         return b"".join(frames)
 
-    def delta(self, delta: TextDelta) -> bytes:
+    def delta(self, delta: AnswerDelta) -> bytes:
         """Return a content chunk, a finish chunk, both, or nothing."""
-        if self._text_chunks is not None and delta.finish_reason is None:
-            return self._text_chunks.chunk(delta.text, delta.index) if delta.text else b""
         frames = b""
-        if delta.text or delta.tokens:
+        if self._text_chunks is not None:
+            for part in delta.parts:
+                assert isinstance(part, ContentText), "nothing else is asked for"
+                frames += self._text_chunks.chunk(part.text, delta.index)
+        elif delta.parts or delta.tokens:
             frames = self._content(delta)
         if delta.finish_reason is not None:
             finish = (
@@ -73,21 +73,25 @@ class ChatStream:
             frames += self._frame.chunk(choice, delta.index, delta.num_output_tokens)
         return frames
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the closing usage event."""
-        return self._frame.closing_usage(usage)
+    def end(self, usage: Usage) -> bytes:
+        """Return the closing usage event, where the request asks for it."""
+        return self._frame.closing_usage(usage) if wants_usage(self._job.request) else b""
 
-    def _content(self, delta: TextDelta) -> bytes:
+    def _content(self, delta: AnswerDelta) -> bytes:
         logprobs = NULL
-        if self._num_top_logprobs is not None:
-            logprobs = encode(self._logprob_format.chat(delta.tokens, self._num_top_logprobs))
+        if self._job.num_top_logprobs is not None:
+            logprobs = encode(self._logprob_format.chat(delta.tokens, self._job.num_top_logprobs))
         token_ids = b""
         if self._token_ids:
             token_ids = b',"token_ids":' + encode([token.token_id for token in delta.tokens])
+        text = "".join(part.text for part in delta.parts if isinstance(part, ContentText))
         choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
             delta.index,
-            encode(delta.text),
+            encode(text),
             logprobs,
             token_ids,
         )
         return self._frame.chunk(choice, delta.index, delta.num_output_tokens)
+
+    def _usage_so_far(self, index: int, num_output_tokens: int) -> Usage:
+        return usage(len(self._job.prompt), num_output_tokens, self._num_cached_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twinfire.gateway.dialects.echo import EchoedPrompt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
@@ -25,12 +25,14 @@ class CompletionStream:
         logprobs: bool,
         echoes: Sequence[EchoedPrompt] | None,
         prompts: Sequence[array[int]] | None,
+        total_usage: Callable[[], Usage] | None = None,
     ) -> None:
         self._frame = frame
         self._logprob_format = logprob_format
         self._n = n
         self._logprobs = logprobs
         self._echoes = echoes
+        self._total_usage = total_usage
         self._prompts = prompts
         """Given when token ids are to be reported."""
         self._text_chunks: TextChunks | None = None
@@ -73,9 +75,9 @@ class CompletionStream:
             extra = b',"stop_reason":' + encode(delta.stop_reason) + extra
         return self._chunk(delta.index, delta.text, tokens, extra, delta.num_output_tokens, finish)
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the closing usage event."""
-        return self._frame.closing_usage(usage)
+    def end(self) -> bytes:
+        """Return the closing usage event, where it is asked for."""
+        return b"" if self._total_usage is None else self._frame.closing_usage(self._total_usage())
 
     def _chunk(
         self,

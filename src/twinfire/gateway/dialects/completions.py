@@ -19,6 +19,8 @@ from twinfire.gateway.dialects.generate import (
     collect,
     start_generation,
     stream,
+    usage,
+    usage_of,
     wants_continuous_usage,
     wants_usage,
 )
@@ -33,7 +35,7 @@ from twinfire.gateway.dialects.prompts import (
     prompt_ids,
 )
 from twinfire.gateway.dialects.requests import CompletionRequest
-from twinfire.gateway.dialects.responses import CompletionChoice, CompletionResponse
+from twinfire.gateway.dialects.responses import CompletionChoice, CompletionResponse, Usage
 from twinfire.gateway.dialects.sampling import (
     check_streaming,
     num_logprobs,
@@ -81,7 +83,12 @@ class Completions:
         model = self._gateway.ready_model(request.model)
         job = await self._prepare(request, model, exchange)
         generation = start_generation(model, exchange, request, job.generation)
-        prompts = job.generation.prompts
+        prompts, meter = job.generation.prompts, generation.meter
+
+        def usage_so_far(index: int, num_output_tokens: int) -> Usage:
+            prompt = prompts[index // job.generation.n]
+            return usage(len(prompt), num_output_tokens, meter.num_cached_tokens)
+
         if request.stream:
             frame = ChunkFrame(
                 answer_id=job.answer_id,
@@ -89,10 +96,7 @@ class Completions:
                 created_s=job.created_s,
                 model=model.name,
                 fingerprint=model.fingerprint,
-                meter=generation.meter,
-                prompt_lengths=[len(prompt) for prompt in prompts],
-                n=job.generation.n,
-                continuous_usage=wants_continuous_usage(request),
+                usage_so_far=usage_so_far if wants_continuous_usage(request) else None,
             )
             writer = CompletionStream(
                 frame,
@@ -101,8 +105,9 @@ class Completions:
                 logprobs=request.logprobs is not None,
                 echoes=job.echoes,
                 prompts=prompts if request.return_token_ids else None,
+                total_usage=(lambda: usage_of(meter)) if wants_usage(request) else None,
             )
-            await stream(exchange, generation, writer, wants_usage(request))
+            await stream(exchange, generation, writer)
         else:
             num_choices = len(prompts) * job.generation.n
             answer = await collect(exchange, generation, len(prompts), num_choices)

@@ -13,7 +13,11 @@ from typing import Protocol
 
 from twinfire.gateway.dialects.request_headers import request_context, show_route
 from twinfire.gateway.dialects.requests import SamplingFields
-from twinfire.gateway.dialects.responses import PromptTokensDetails, Usage
+from twinfire.gateway.dialects.responses import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
 from twinfire.gateway.exchange import Exchange, is_header_safe
 from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.request_meter import RequestMeter
@@ -74,8 +78,8 @@ class StreamWriter(Protocol):
         """Return what a choice gained; empty when nobody would see a difference."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the closing usage event."""
+    def end(self) -> bytes:
+        """Return the closing events, without `[DONE]`."""
         ...
 
 
@@ -90,9 +94,13 @@ def start_generation(
 
 
 async def stream(
-    exchange: Exchange, generation: TextGeneration, writer: StreamWriter, include_usage: bool
+    exchange: Exchange,
+    generation: TextGeneration,
+    writer: StreamWriter,
+    *,
+    done_event: bool = True,
 ) -> None:
-    """Answer with an event stream."""
+    """Answer with an event stream, which ends with `[DONE]` where the dialect has it."""
     exchange.allow_early_start()
     sink = _StreamSink(exchange, writer)
     async with aclosing(generation.events(sink)) as events:
@@ -105,10 +113,7 @@ async def stream(
             if frames:
                 await exchange.send_events(frames)
                 sink.pending = b""
-    frames = sink.pending
-    if include_usage:
-        frames += writer.usage(usage_of(generation.meter))
-    await exchange.end_events(frames)
+    await exchange.end_events(sink.pending + writer.end(), done_event=done_event)
 
 
 class _StreamSink:
@@ -167,18 +172,29 @@ class _CollectingSink:
             choice.stop_reason = delta.stop_reason
 
 
-def usage_of(meter: RequestMeter) -> Usage:
+def usage_of(meter: RequestMeter, num_reasoning_tokens: int = 0) -> Usage:
     """Return the usage of a whole request."""
-    return usage(meter.num_prompt_tokens, meter.num_output_tokens, meter.num_cached_tokens)
+    return usage(
+        meter.num_prompt_tokens,
+        meter.num_output_tokens,
+        meter.num_cached_tokens,
+        num_reasoning_tokens,
+    )
 
 
-def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
+def usage(
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    num_cached_tokens: int,
+    num_reasoning_tokens: int = 0,
+) -> Usage:
     """Return a usage object."""
     return Usage(
         prompt_tokens=num_prompt_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
         completion_tokens=num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(num_reasoning_tokens),
     )
 
 

@@ -5,11 +5,11 @@ A token costs one JSON encoding of its text and a few byte joins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from twinfire.gateway.dialects.generate import usage
 from twinfire.gateway.dialects.responses import Usage
-from twinfire.gateway.request_meter import RequestMeter
 
 _ENCODER = msgspec.json.Encoder()
 encode = _ENCODER.encode
@@ -19,7 +19,7 @@ NULL = b"null"
 class ChunkFrame:
     """What every chunk of one stream starts and ends with."""
 
-    __slots__ = ("_continuous", "_head", "_meter", "_n", "_prompt_lengths")
+    __slots__ = ("_head", "_usage_so_far")
 
     def __init__(
         self,
@@ -29,11 +29,9 @@ class ChunkFrame:
         created_s: int,
         model: str,
         fingerprint: str,
-        meter: RequestMeter,
-        prompt_lengths: list[int],
-        n: int,
-        continuous_usage: bool,
+        usage_so_far: Callable[[int, int], Usage] | None = None,
     ) -> None:
+        """`usage_so_far`, of a choice and its output tokens, goes into every chunk."""
         common = {
             "id": answer_id,
             "object": kind,
@@ -42,27 +40,21 @@ class ChunkFrame:
             "system_fingerprint": fingerprint,
         }
         self._head = b"data: " + encode(common)[:-1] + b',"choices":['
-        self._meter = meter
-        self._prompt_lengths = prompt_lengths
-        self._n = n
-        self._continuous = continuous_usage
+        self._usage_so_far = usage_so_far
 
     def text_chunks(self, before_text: bytes, after_text: bytes) -> TextChunks | None:
         """Return chunks whose choice is its index, `before_text`, the text and `after_text`.
 
         None where chunks have more that changes.
         """
-        if self._continuous:
+        if self._usage_so_far is not None:
             return None
         return TextChunks(self._head, before_text, after_text + b"]}\n\n")
 
     def chunk(self, choice: bytes, index: int, num_output_tokens: int, extra: bytes = b"") -> bytes:
         """Return a chunk of one choice; `extra` is top-level fields, each after a comma."""
-        if self._continuous:
-            num_prompt_tokens = self._prompt_lengths[index // self._n]
-            extra += b',"usage":' + encode(
-                usage(num_prompt_tokens, num_output_tokens, self._meter.num_cached_tokens)
-            )
+        if self._usage_so_far is not None:
+            extra += b',"usage":' + encode(self._usage_so_far(index, num_output_tokens))
         return self._head + choice + b"]" + extra + b"}\n\n"
 
     def closing_usage(self, total: Usage) -> bytes:
