@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from twinfire.gateway.direct_writer import direct_writer
@@ -52,6 +52,7 @@ class Exchange:
     ) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.query = QueryParams(scope.get("query_string", b""))
         self.client_host: str = (scope.get("client") or ("", 0))[0]
         self.answer_headers: list[tuple[str, str]] = []
         """Sent with the answer, be it whole or a stream; add to it before the answer starts."""
@@ -59,6 +60,8 @@ class Exchange:
         """How a fault's body looks; a dialect may shape its own."""
         self.fault_writer: Callable[[Fault], bytes] | None = None
         """All events that end a running stream with a fault; None for an error and `[DONE]`."""
+        self.before_last_events: Callable[[], Awaitable[None]] | None = None
+        """Awaited before a stream's last events leave, of which a client may make use at once."""
         self.arrival_s = time.monotonic()
         self.settings = settings
         self.body = b""
@@ -175,6 +178,8 @@ class Exchange:
     async def end_events(self, frames: bytes, *, done_event: bool = True) -> None:
         """Send the last events, `[DONE]` where the dialect has it, and end the answer."""
         await self._start_stream()
+        if self.before_last_events is not None:
+            await self.before_last_events()
         self._answered = True
         body = frames + DONE_EVENT if done_event else frames
         await self._send({"type": "http.response.body", "body": body})
