@@ -56,6 +56,8 @@ class Exchange:
         self.client_host: str = (scope.get("client") or ("", 0))[0]
         self.answer_headers: list[tuple[str, str]] = []
         """Sent with the answer, be it whole or a stream; add to it before the answer starts."""
+        self.fault_status: Callable[[Fault], int] = _own_status
+        """The status of a fault; a dialect may have its own."""
         self.fault_body: Callable[[Fault], bytes] = Fault.encode
         """How a fault's body looks; a dialect may shape its own."""
         self.fault_writer: Callable[[Fault], bytes] | None = None
@@ -192,7 +194,8 @@ class Exchange:
         if fault.is_ours:
             log.error("request %s failed", self.request_id, exc_info=error)
         if not self._stream_started:
-            await self.answer(self.fault_body(fault), fault.status, fault.headers)
+            status = self.fault_status(fault)
+            await self.answer(self.fault_body(fault), status, fault.headers)
         elif self.fault_writer is None:
             await self.end_events(error_event(fault))
         else:
@@ -245,6 +248,10 @@ class Exchange:
             is_due = self._may_start_after_s is not None and now_s >= self._may_start_after_s
         if is_due:
             await self._send_frames(_KEEP_ALIVE if self._has_events else _QUEUED)
+
+
+def _own_status(fault: Fault) -> int:
+    return fault.status
 
 
 def _raw_headers(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:

@@ -18,10 +18,15 @@ from twinfire.protocol.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 """How long the client is willing to wait for all of the answer."""
+GATEWAY_TIMEOUT_HEADER = "cf-aig-request-timeout"
+"""The same under the name that clients of Workers AI send."""
 REJECT_HEADER = "x-reject-if-busy"
 """`1` asks for a 429 instead of waiting for a worker."""
 ROUTE_HEADER = "twinfire-route"
 """`1` asks for headers that tell how the request was served."""
+
+_MAX_DIGITS = 12
+"""Of a number in a header."""
 
 
 def request_context(exchange: Exchange, request: SamplingFields | None = None) -> RequestContext:
@@ -57,14 +62,13 @@ def show_route(exchange: Exchange, route: RouteRecord | None) -> None:
 
 def _deadline_s(exchange: Exchange) -> float | None:
     """Return when the request's time is over on the loop's clock, None for never."""
-    text = exchange.headers.get(TIMEOUT_HEADER)
+    name = TIMEOUT_HEADER if TIMEOUT_HEADER in exchange.headers else GATEWAY_TIMEOUT_HEADER
+    text = exchange.headers.get(name)
     limit_s = exchange.settings.limits.max_request_s
     if text is None:
         timeout_s = limit_s
-    elif text.isascii() and text.isdecimal() and int(text) > 0:
+    elif text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) > 0:
         timeout_s = min(int(text) / 1000, limit_s or math.inf)
     else:
-        raise InvalidRequest(
-            f"`{TIMEOUT_HEADER}` must be a whole number of milliseconds above 0.", TIMEOUT_HEADER
-        )
+        raise InvalidRequest(f"`{name}` must be a whole number of milliseconds above 0.", name)
     return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
