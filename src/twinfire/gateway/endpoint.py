@@ -18,7 +18,16 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """Serves one route. `guarded` routes need a key where keys are set, and count as work."""
 
-    def __init__(self, gateway: Gateway, handler: Handler, *, guarded: bool) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        handler: Handler,
+        *,
+        guarded: bool,
+        speak: Callable[[Exchange], None] | None = None,
+    ) -> None:
+        """`speak` sets how the route's dialect tells faults, before there can be any."""
+        self._speak = speak
         self._gateway = gateway
         self._handler = handler
         self._guarded = guarded
@@ -27,6 +36,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange."""
         exchange = Exchange(scope, receive, send, self._gateway.settings)
+        if self._speak is not None:
+            self._speak(exchange)
         reads_body = scope["method"] == "POST"
         try:
             if self._guarded:
