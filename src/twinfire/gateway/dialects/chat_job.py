@@ -13,6 +13,7 @@ from twinfire.gateway.dialects.conversation import (
     conversation_chars,
     conversation_ids,
     message_text,
+    untemplated_ids,
 )
 from twinfire.gateway.dialects.generate import answer_id, checked_cache_salt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
@@ -67,9 +68,17 @@ class ChatJob:
 
 
 async def prepare_chat(
-    gateway: Gateway, exchange: Exchange, request: ChatRequest, *, id_prefix: str = "chatcmpl-"
+    gateway: Gateway,
+    exchange: Exchange,
+    request: ChatRequest,
+    *,
+    id_prefix: str = "chatcmpl-",
+    is_templated: bool = True,
 ) -> ChatJob:
-    """Return the request as a job; InvalidRequest or HttpError with what is wrong with it."""
+    """Return the request as a job; InvalidRequest or HttpError with what is wrong with it.
+
+    Without a template the messages' text is the prompt, as it is.
+    """
     model = gateway.ready_model(request.model)
     settings = gateway.settings
     limits = settings.limits
@@ -94,11 +103,12 @@ async def prepare_chat(
     )
     prompt = await gateway.handle_text(
         conversation_chars(request.messages),
-        conversation_ids,
+        conversation_ids if is_templated else untemplated_ids,
         request,
         request.messages,
         model,
-        add_special_tokens=bool(request.add_special_tokens),
+        add_special_tokens=bool(request.add_special_tokens)
+        or (not is_templated and request.add_special_tokens is None),
         may_be_long=request.truncate_prompt_tokens is not None,
     )
     if not prompt:

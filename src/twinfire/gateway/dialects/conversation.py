@@ -95,6 +95,25 @@ def conversation_ids(
     )
 
 
+def untemplated_ids(
+    request: TemplateFields,
+    messages: Sequence[Message],
+    model: ReadyModel,
+    *,
+    add_special_tokens: bool,
+    may_be_long: bool,
+) -> array[int]:
+    """Tokenise the messages' text and nothing else. May run on a thread."""
+    text = "".join(message_text(message, index) for index, message in enumerate(messages))
+    return encode_text(
+        text,
+        model,
+        add_special_tokens=add_special_tokens,
+        may_be_long=may_be_long,
+        param="messages",
+    )
+
+
 def template_message(message: Message, index: int, template: ChatTemplate) -> dict[str, object]:
     """Return one message in the shape that the template reads."""
     role: str = message.role
