@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -368,8 +369,7 @@ def test_a_named_session_stays_at_home_until_home_is_much_busier() -> None:
 def test_plain_engines_pass_bytes_through() -> None:
     async def main() -> None:
         async with mock_vllm(Fabric(), model="public") as one:
-            table = external_table("vllm", [one.url])
-            table = type(table)(external="vllm", names=("public",), decode=(one.url,))
+            table = external_table("vllm", [one.url], engine_model=None)
             async with external_gateway(table) as gateway:
                 headers = {"x-request-id": "abc"}
                 direct = await gateway.session.post(
@@ -414,14 +414,16 @@ def test_overload_does_not_open_the_breaker_and_faults_do() -> None:
     run(check)
 
 
-def test_a_key_that_the_engine_refuses_is_not_the_clients() -> None:
+def test_a_key_that_the_engine_refuses_is_not_the_clients(tmp_path: Path) -> None:
     async def check(here: World) -> None:
         here.decode[0].fail_status = 401
         answer = await here.gateway.post(CHAT | {"n": 2}, headers={"authorization": "Bearer mine"})
         assert answer.status == 503
         assert here.decode[0].headers[0]["authorization"] == "Bearer ours"
 
-    run(check, api_key="ours")
+    key_file = tmp_path / "key"
+    key_file.write_text("ours\n")
+    run(check, api_key_file=str(key_file))
 
 
 def test_unknown_names_and_bad_bodies() -> None:

@@ -9,17 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
-from starlette.routing import Route
 
 from support.gateway_server import byte_text_side
 from support.scripted_backend import ScriptedBackend
-from twinfire.gateway.app import create_app, gateway_of
-from twinfire.gateway.dialects.chat import ChatCompletions
-from twinfire.gateway.dialects.completions import Completions
-from twinfire.gateway.endpoint import Endpoint
+from twinfire.gateway.app import create_app_of_models
 from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.external.external_pool import ExternalPool
 from twinfire.gateway.external.external_table import ExternalTable
+from twinfire.gateway.hosted_model import HostedModel
 from twinfire.gateway.listening import bind_socket
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.server import GatewayServer
@@ -74,14 +71,10 @@ class ExternalGateway:
 
 @asynccontextmanager
 async def external_gateway(table: ExternalTable) -> AsyncIterator[ExternalGateway]:
-    pool = ExternalPool(table)
-    app = create_app(GatewaySettings(), ScriptedBackend(), ServedModel(("t",), byte_text_side()))
-
-    gateway, external = gateway_of(app), ExternalModels([pool])
-    own = ChatCompletions(gateway), Completions(gateway)
-    for path, handler in zip(PATHS, own, strict=True):
-        endpoint = Endpoint(gateway, external.before(path, handler), guarded=True)
-        app.router.routes.insert(0, Route(path, endpoint, methods=["POST"]))
+    pool = ExternalPool(("public",), table)
+    external = ExternalModels([pool])
+    own = HostedModel.of(ServedModel(("t",), byte_text_side()), ScriptedBackend())
+    app = create_app_of_models(GatewaySettings(), [own], external=external)
     server = GatewayServer(app, bind_socket("127.0.0.1", 0))
     async with AsyncExitStack() as stack:
         await external.start()
@@ -101,12 +94,12 @@ async def external_gateway(table: ExternalTable) -> AsyncIterator[ExternalGatewa
 def external_table(
     kind: str, decode: Sequence[str], prefill: Sequence[str] = (), **more: object
 ) -> ExternalTable:
+    """Engines in `decode` do both stages where nobody else computes prompts."""
+    more.setdefault("engine_model", "engine-model")
+    stages = {"prefill": tuple(prefill), "decode": tuple(decode)}
     return ExternalTable(
-        external=kind,  # type: ignore[arg-type]
-        names=("public",),
-        decode=tuple(decode),
-        prefill=tuple(prefill),
-        engine_model="engine-model",
+        engine=kind,  # type: ignore[arg-type]
+        **(stages if prefill else {"mixed": tuple(decode)}),  # type: ignore[arg-type]
         **more,  # type: ignore[arg-type]
     )
 

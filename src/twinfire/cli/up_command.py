@@ -27,11 +27,14 @@ from twinfire.gateway.routing.route import PdPolicy
 from twinfire.gateway.settings import GatewaySettings, RequestLimits
 from twinfire.protocol.addresses import UnixAddress, parse_address
 from twinfire.protocol.errors import InvalidRequest, TwinfireError
+from twinfire.protocol.key_file import load_key
 from twinfire.protocol.secret import ensure_secret, hash_seed, load_secret
 from twinfire.protocol.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from twinfire.cluster.model_pools import ModelPools
+    from twinfire.gateway.external.external_models import ExternalModels
+    from twinfire.gateway.external.external_pool import ExternalPool
 
 PD_POLICIES: tuple[PdPolicy, ...] = ("auto", "always", "never")
 
@@ -106,11 +109,12 @@ async def _serve(
     from twinfire.cluster.supervisor import kv_share_bytes
     from twinfire.gateway.app import create_app_of_models
     from twinfire.gateway.backends.worker_listener import WorkerListener
-    from twinfire.gateway.routing.routing_settings import RoutingSettings
     from twinfire.gateway.server import GatewayServer
 
     started_s = time.monotonic()
     settings = cluster.gateway
+    gateway_settings = _gateway_settings(cluster)
+    external = _external_models(cluster)
     with tempfile.TemporaryDirectory(prefix="twinfire-") as name:
         folder = Path(name)
         secret_file = settings.secret_file or str(folder / "secret")
@@ -118,7 +122,7 @@ async def _serve(
         listener = WorkerListener(uuid.uuid4().hex, secret, settings.tls)
         own = await listener.listen(UnixAddress(str(folder / "gateway")))
         around = Surroundings(
-            routing=RoutingSettings(pd_policy=settings.pd_policy),
+            routing=cluster.routing,
             hash_seed=hash_seed(secret),
             base=_base_config(cluster, str(own), secret_file),
             folder=folder,
@@ -134,7 +138,8 @@ async def _serve(
             joined = await listener.listen(parse_address(settings.workers))
             log.info("workers may join at %s", joined)
         hosted = [one.hosted for one in pools]
-        app = create_app_of_models(_gateway_settings(cluster), hosted, LocalCluster(pools))
+        control = LocalCluster(pools, external)
+        app = create_app_of_models(gateway_settings, hosted, control, external)
         server = GatewayServer(app, bound)
         failure: list[str] = []
 
@@ -148,7 +153,10 @@ async def _serve(
             url = base_url(settings.host, server.address[1])
             for one in pools:
                 print(_ready_line(one, url, started_s), file=sys.stderr, flush=True)
+            for pool in external.pools:
+                print(_external_line(pool, url), file=sys.stderr, flush=True)
 
+        await external.start()
         for one in pools:
             await one.start()
         announcing = asyncio.create_task(announce())
@@ -159,6 +167,7 @@ async def _serve(
             await asyncio.gather(*(one.supervisor.stop() for one in pools))
             await listener.close()
             await asyncio.gather(*(one.backend.close() for one in pools))
+            await external.close()
         if failure:
             raise TwinfireError(failure[0])
 
@@ -171,6 +180,27 @@ def _ready_line(pools: ModelPools, url: str, started_s: float) -> str:
     workers = ", ".join(f"{slot.name} (pid {slot.pid})" for slot in slots) or "others' only"
     took_s = time.monotonic() - started_s
     return ready_message(pools.names[0], url, info, f"Workers: {workers}. ", took_s)
+
+
+def _external_line(pool: ExternalPool, url: str) -> str:
+    states = [server.state for server in pool.servers]
+    reason = pool.unready_reason
+    state = "is ready" if reason is None else f"waits ({reason})"
+    return (
+        f"{pool.names[0]} {state} at {url}; "
+        f"{states.count('ready')} of {len(states)} {pool.engine} engines are healthy."
+    )
+
+
+def _external_models(cluster: ClusterFile) -> ExternalModels:
+    from twinfire.gateway.external.external_models import ExternalModels
+
+    if not cluster.external_models:
+        return ExternalModels()
+    # Costs an HTTP client, which no other cluster needs.
+    from twinfire.gateway.external.external_pool import ExternalPool
+
+    return ExternalModels([ExternalPool(names, table) for names, table in cluster.external_models])
 
 
 def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> WorkerConfig:
@@ -186,7 +216,14 @@ def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> Worker
 
 
 def _gateway_settings(cluster: ClusterFile) -> GatewaySettings:
-    limits = RequestLimits(max_request_s=cluster.gateway.max_gateway_wait_s)
+    gateway = cluster.gateway
+    admin_key = None
+    if gateway.admin_key_file is not None:
+        admin_key = load_key(gateway.admin_key_file, "the administrator's key")
     return GatewaySettings(
-        aliases=cluster.gateway.aliases, api_keys=cluster.gateway.api_keys, limits=limits
+        aliases=gateway.aliases,
+        api_keys=gateway.api_keys,
+        admin_key=admin_key,
+        drain_timeout_s=gateway.drain_timeout_s,
+        limits=RequestLimits(max_request_s=gateway.max_gateway_wait_s),
     )

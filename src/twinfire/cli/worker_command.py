@@ -21,6 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the sub-command."""
     parser = subparsers.add_parser("worker", help="run one worker and join a cluster")
     parser.add_argument("model", nargs="?", default=DEFAULT_ALIAS, metavar="MODEL")
+    parser.add_argument("--name", default="", help="what logs and `twinfire status` call it")
     parser.add_argument("--role", choices=ROLES, default="mixed", help="(%(default)s)")
     parser.add_argument(
         "--join",
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         model_path=str(resolved.path),
         served_name=args.served_model_name or resolved.served_name,
         socket_path="",
+        name=args.name,
         role=args.role,
         join=tuple(args.join),
         peer_address=args.peer_address,

@@ -9,19 +9,26 @@ model = "smollm2-135m"
 prefill = { count = 1, threads = 1 }
 decode = { count = 1, threads = 1 }
 
-Several models behind the gateway are several tables `[[model]]`.
+Several models behind the gateway are several tables `[[model]]`. One that other engines serve:
+
+[[model]]
+names = ["qwen"]
+external = { engine = "vllm", mixed = ["http://10.0.0.7:8000"] }
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from twinfire.gateway.external.external_table import ExternalTable, check_external_table
 from twinfire.gateway.routing.route import PdPolicy
+from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Role
 from twinfire.protocol.worker_config import (
@@ -31,6 +38,8 @@ from twinfire.protocol.worker_config import (
     Quantization,
     TlsFiles,
 )
+
+_OF_EXTERNAL_MODELS = ("names", "external")
 
 
 class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,8 +56,14 @@ class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
     """More names of models (table `[gateway.aliases]`), each with the model's own."""
+    admin_key_file: str | None = None
+    """The key that opens `/cluster/` to every host; None leaves it to this one."""
     max_gateway_wait_s: float = 600.0
     """How long a request may take in all, unless it says so itself."""
+    drain_timeout_s: float = 30.0
+    """How long running requests may go on after SIGTERM."""
+    routing: RoutingSettings = RoutingSettings()
+    """All but `pd_policy`, which stands above."""
 
 
 class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +94,8 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: PoolTable = PoolTable(count=1, threads=1, niceness=5)
     decode: PoolTable = PoolTable(count=1, threads=1)
     mixed: PoolTable = PoolTable()
+    external: ExternalTable | None = None
+    """Other engines that serve the model: it then has names and nothing else of the above."""
 
     def pools(self) -> Iterator[tuple[Role, PoolTable]]:
         """Yield each role with its pool."""
@@ -95,8 +112,31 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def models(self) -> tuple[ModelTable, ...]:
+        """Every model of our own workers, in order."""
+        return tuple(table for table in self.tables if table.external is None)
+
+    @property
+    def external_models(self) -> tuple[tuple[tuple[str, ...], ExternalTable], ...]:
+        """The names and engines of every other model, in order."""
+        tables = self.tables
+        return tuple((one.names, one.external) for one in tables if one.external is not None)
+
+    @property
+    def routing(self) -> RoutingSettings:
+        """How requests are given to workers."""
+        gateway = self.gateway
+        return msgspec.structs.replace(gateway.routing, pd_policy=gateway.pd_policy)
+
+    @property
+    def tables(self) -> tuple[ModelTable, ...]:
         """Every model, in order."""
         return (self.model,) if isinstance(self.model, ModelTable) else self.model
+
+
+_TABLES: tuple[type[msgspec.Struct], ...] = (
+    *(GatewayTable, PoolTable, ModelTable, ClusterFile),
+    *(TlsFiles, ExternalTable, RoutingSettings),
+)
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
@@ -111,16 +151,41 @@ def read_cluster_file(path: Path) -> ClusterFile:
         cluster = msgspec.convert(table, ClusterFile)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{path}: {error}{_nearest_field(str(error))}") from None
-    _check(cluster, path)
+    _check(cluster, table, path)
     return cluster
 
 
-def _check(cluster: ClusterFile, path: Path) -> None:
-    if not cluster.models:
+def _check(cluster: ClusterFile, given: dict[str, Any], path: Path) -> None:
+    """`given` is the file as it was read, without what it leaves to the defaults."""
+    if "pd_policy" in given.get("gateway", {}).get("routing", {}):
+        raise InvalidRequest(f"{path}: gateway.routing.pd_policy: write it as gateway.pd_policy")
+    if cluster.gateway.drain_timeout_s < 0:
+        raise InvalidRequest(f"{path}: gateway.drain_timeout_s must not be below 0")
+    tables = cluster.tables
+    if not tables:
         raise InvalidRequest(f"{path}: there is no model")
-    for number, model in enumerate(cluster.models):
-        where = "model" if len(cluster.models) == 1 else f"model[{number}]"
-        _check_pools(model, f"{path}: {where}", takes_others=bool(cluster.gateway.workers))
+    models = given.get("model", {})
+    fields = models if isinstance(models, list) else [models]
+    for number, (table, named) in enumerate(zip(tables, fields, strict=True)):
+        where = f"{path}: " + ("model" if len(tables) == 1 else f"model[{number}]")
+        if table.external is None:
+            _check_pools(table, where, takes_others=bool(cluster.gateway.workers))
+        else:
+            _check_external(table.names, table.external, named, where)
+
+
+def _check_external(
+    names: Sequence[str], external: ExternalTable, given: Iterable[str], where: str
+) -> None:
+    if not names:
+        raise InvalidRequest(f"{where}.names: an external model needs at least one name")
+    foreign = [name for name in given if name not in _OF_EXTERNAL_MODELS]
+    if foreign:
+        raise InvalidRequest(
+            f"{where}.{foreign[0]}: a model with `external` has no workers of its own; "
+            "it has `names` only"
+        )
+    check_external_table(external, f"{where}.external")
 
 
 def _check_pools(model: ModelTable, where: str, *, takes_others: bool) -> None:
@@ -139,10 +204,6 @@ def _nearest_field(message: str) -> str:
     _, found, rest = message.partition("unknown field `")
     if not found:
         return ""
-    known = {
-        name
-        for table in (GatewayTable, PoolTable, ModelTable, ClusterFile, TlsFiles)
-        for name in table.__struct_fields__
-    }
+    known = {name for table in _TABLES for name in table.__struct_fields__}
     nearest = difflib.get_close_matches(rest.partition("`")[0], known, n=1)
     return f"; did you mean `{nearest[0]}`?" if nearest else ""

@@ -1,40 +1,64 @@
-"""The cluster behind one gateway, as its administration sees it: joined workers and our own."""
+"""The cluster behind one gateway, as its administration sees it.
+
+Workers that have joined, places for our own that are empty, and the engines of external models.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from twinfire.cluster.model_pools import ModelPools
+from twinfire.cluster.worker_slot import WorkerSlot
 from twinfire.gateway.backends.pool_member import PoolMember
-from twinfire.gateway.cluster_control import ClusterStatus, WorkerStatus
+from twinfire.gateway.cluster_control import (
+    AbsentState,
+    AbsentWorker,
+    ClusterStatus,
+    EngineStatus,
+    WorkerStatus,
+)
+from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Role
+
+if TYPE_CHECKING:
+    from twinfire.gateway.external.engine_server import EngineServer
+    from twinfire.gateway.external.external_pool import ExternalPool
 
 
 class LocalCluster:
     """A `ClusterControl` over the pools of this machine's cluster."""
 
-    def __init__(self, pools: Sequence[ModelPools]) -> None:
+    def __init__(self, pools: Sequence[ModelPools], external: ExternalModels | None = None) -> None:
         self._pools = pools
+        self._external = external or ExternalModels()
 
     def status(self) -> ClusterStatus:
         """Return the present state."""
         routes: Counter[str] = Counter()
         for pools in self._pools:
             routes.update(map(str, pools.backend.router.tallies.reasons.elements()))
+        reasons = [pools.backend.unready_reason for pools in self._pools]
+        reasons += self._external.unready_reasons().values()
         queues = [pools.backend.admission for pools in self._pools]
         return ClusterStatus(
             workers=tuple(status for _, status in self._workers()),
             queued_requests=sum(map(len, queues)),
             queued_tokens=sum(queue.num_tokens for queue in queues),
             routes=dict(routes),
-            unready_reason="; ".join(
-                pools.backend.unready_reason
+            unready_reason="; ".join(filter(None, reasons)) or None,
+            absent=tuple(
+                _describe_absent(pools, role, slot)
                 for pools in self._pools
-                if pools.backend.unready_reason is not None
-            )
-            or None,
+                for role, slot in pools.supervisor.absent()
+            ),
+            engines=tuple(
+                _describe_engine(pool, server)
+                for pool in self._external.pools
+                for server in pool.servers
+            ),
         )
 
     async def scale(self, role: Role, count: int, model: str | None) -> None:
@@ -103,4 +127,36 @@ def _describe(pools: ModelPools, member: PoolMember) -> WorkerStatus:
         kv_blocks_held=load.kv_blocks_held if load else 0,
         kv_blocks_total=info.num_kv_blocks,
         restarts=slot.num_restarts if slot else 0,
+    )
+
+
+def _describe_absent(pools: ModelPools, role: Role, slot: WorkerSlot) -> AbsentWorker:
+    state: AbsentState = "starting"
+    reason = "" if slot.last_exit is None else f"the last one exited with status {slot.last_exit}"
+    if slot.failure is not None:
+        state, reason = "failed", slot.failure
+    elif slot.next_start_in_s is not None:
+        state = "restarting"
+    return AbsentWorker(
+        name=slot.name,
+        role=role,
+        model=pools.names[0],
+        state=state,
+        reason=reason,
+        restarts=slot.num_restarts,
+        next_start_in_s=slot.next_start_in_s,
+    )
+
+
+def _describe_engine(pool: ExternalPool, server: EngineServer) -> EngineStatus:
+    return EngineStatus(
+        model=pool.names[0],
+        engine=pool.engine,
+        stage=server.stage,
+        url=server.url,
+        state=server.state,
+        running=server.ledger.num_entries,
+        tokens=server.ledger.load,
+        requests=server.num_requests,
+        failures=server.failures.total(),
     )

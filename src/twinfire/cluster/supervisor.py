@@ -23,7 +23,6 @@ MAX_DEFAULT_KV_BYTES = 4 << 30
 """KV memory of a worker that is not told how much; all of them share half of what is free."""
 MAX_WORKERS = 64
 """Of one role on one machine."""
-_SHORT_NAME_CHARS = 8
 
 
 def kv_share_bytes(models: Sequence[ModelTable]) -> int:
@@ -67,6 +66,15 @@ class Supervisor:
         """Every place, in the order of roles."""
         return [slot for slots in self._slots.values() for slot in slots]
 
+    def absent(self) -> list[tuple[Role, WorkerSlot]]:
+        """Return every place whose worker does not serve now, with its role."""
+        return [
+            (role, slot)
+            for role, slots in self._slots.items()
+            for slot in slots
+            if self._member_of(slot) is None
+        ]
+
     @property
     def failure(self) -> str | None:
         """Why a worker will never be ready, None while all may be."""
@@ -79,9 +87,9 @@ class Supervisor:
         return next((slot for slot in self.slots if slot.pid == info.pid), None)
 
     def name_of(self, info: WorkerInfo) -> str:
-        """Return what a worker is called: by us, or the beginning of its instance id."""
+        """Return what a worker is called: by us, or by itself."""
         slot = self.slot_of(info)
-        return slot.name if slot else info.instance_id[:_SHORT_NAME_CHARS]
+        return slot.name if slot else info.short_name
 
     async def start(self) -> None:
         """Start every worker; they join when they are ready."""
@@ -131,9 +139,11 @@ class Supervisor:
 
     def _new_slot(self, role: Role) -> WorkerSlot:
         label = f"{role}-{next(self._numbers[role])}"
+        name = self._prefix + label
         pool = self._pools[role]
         config = msgspec.structs.replace(
             self._base,
+            name=name,
             role=role,
             peer_address=f"unix:{self._folder / label}.peer",
             threads=pool.threads,
@@ -142,7 +152,7 @@ class Supervisor:
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=pool.max_num_batched_tokens,
         )
-        return WorkerSlot(self._prefix + label, config, self._has_served)
+        return WorkerSlot(name, config, self._has_served)
 
     def _has_served(self, slot: WorkerSlot) -> bool:
         return self._member_of(slot) is not None

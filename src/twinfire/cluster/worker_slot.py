@@ -19,16 +19,24 @@ class WorkerSlot:
     """Belongs to the event loop's thread. `pid` is None while no process runs."""
 
     def __init__(
-        self, name: str, config: WorkerConfig, has_served: Callable[[WorkerSlot], bool]
+        self,
+        name: str,
+        config: WorkerConfig,
+        has_served: Callable[[WorkerSlot], bool],
+        delays: RestartDelays | None = None,
     ) -> None:
         """`has_served` tells whether the worker that runs in a place is ready."""
         self.name = name
         self.config = config
         self._has_served = has_served
+        self._delays = delays or RestartDelays()
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         self.num_restarts = 0
+        self.last_exit: int | None = None
+        """Status of the last process that ended, None before one has."""
+        self._next_start_s: float | None = None
         self.failure: str | None = None
         """Why it will not be started again: it ended before it was ever ready."""
 
@@ -37,6 +45,13 @@ class WorkerSlot:
         """Process id of the worker."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def next_start_in_s(self) -> float | None:
+        """How long until the worker is started again, None while none is to be."""
+        if self._next_start_s is None:
+            return None
+        return max(0.0, self._next_start_s - asyncio.get_running_loop().time())
 
     async def start(self) -> None:
         """Start the process and watch it from then on."""
@@ -54,7 +69,6 @@ class WorkerSlot:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        delays = RestartDelays()
         while self._process is not None:
             started_s = loop.time()
             process = self._process
@@ -63,17 +77,20 @@ class WorkerSlot:
             status = await process.wait()
             has_served = served.done() and not served.cancelled()
             served.cancel()
+            self.last_exit = status
             if self._ending:
                 return
             if not has_served and self.num_restarts == 0:
                 self.failure = f"{self.name} exited with status {status} before it was ready"
                 log.error("%s", self.failure)
                 return
-            delay_s = delays.after(loop.time() - started_s)
+            delay_s = self._delays.after(loop.time() - started_s)
             log.error(
                 "%s exited with status %s; starting again in %s s", self.name, status, delay_s
             )
+            self._next_start_s = loop.time() + delay_s
             await asyncio.sleep(delay_s)
+            self._next_start_s = None
             self.num_restarts += 1
             self._process = await start_worker(self.config)
 

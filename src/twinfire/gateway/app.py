@@ -19,6 +19,7 @@ from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
 from twinfire.gateway.endpoint import Endpoint, Handler
 from twinfire.gateway.errors import STATUS_TYPES, HttpError, fault_of
+from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
@@ -43,14 +44,15 @@ def create_app_of_models(
     settings: GatewaySettings,
     models: Sequence[HostedModel],
     cluster: ClusterControl | None = None,
+    external: ExternalModels | None = None,
 ) -> Starlette:
     """Return the ASGI application. Call it from the event loop's thread.
 
     The models' text sides and workers may still be loading: `/health` tells when they are ready.
-    With `cluster` its workers can be administered. InvalidRequest when two models share a name,
-    or when an alias takes one or leads nowhere.
+    With `cluster` its workers can be administered; whoever gives `external` models starts them.
+    InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
-    gateway = Gateway(settings, HostedModels(models, settings.aliases))
+    gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
     app = Starlette(
         routes=[*_routes(gateway), *(_cluster_routes(gateway, cluster) if cluster else ())],
         exception_handlers={HTTPException: _starlette_fault},
@@ -72,10 +74,15 @@ def _routes(gateway: Gateway) -> list[Route]:
     def route(path: str, method: str, handler: Handler, *, guarded: bool) -> Route:
         return Route(path, Endpoint(gateway, handler, guarded=guarded), methods=[method])
 
+    def generation(path: str, own: Handler) -> Route:
+        is_alone = len(gateway.model_names) == 1
+        handler = gateway.external.before(path, own, takes_unnamed=is_alone)
+        return route(path, "POST", handler, guarded=True)
+
     service = Service(gateway)
     return [
-        route("/v1/chat/completions", "POST", ChatCompletions(gateway), guarded=True),
-        route("/v1/completions", "POST", Completions(gateway), guarded=True),
+        generation("/v1/chat/completions", ChatCompletions(gateway)),
+        generation("/v1/completions", Completions(gateway)),
         route("/tokenize", "POST", Tokenize(gateway), guarded=True),
         route("/detokenize", "POST", Detokenize(gateway), guarded=True),
         route("/v1/models", "GET", service.models, guarded=True),
@@ -89,10 +96,13 @@ def _routes(gateway: Gateway) -> list[Route]:
 
 
 def _cluster_routes(gateway: Gateway, cluster: ClusterControl) -> list[Route]:
-    admin = ClusterAdmin(cluster)
+    key = gateway.settings.admin_key
+    admin = ClusterAdmin(cluster, is_remote=key is not None)
+    keys = None if key is None else (key,)
 
     def route(path: str, method: str, handler: Handler) -> Route:
-        return Route(path, Endpoint(gateway, handler, guarded=True), methods=[method])
+        endpoint = Endpoint(gateway, handler, guarded=True, keys=keys)
+        return Route(path, endpoint, methods=[method])
 
     return [
         route("/cluster/status", "GET", admin.status),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from twinfire.protocol.messages import Role
+
+EngineState = Literal["ready", "unhealthy", "paused"]
+"""`paused`: it broke several requests in a row and gets one to try from time to time."""
+AbsentState = Literal["starting", "restarting", "failed"]
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -30,15 +34,48 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     restarts: int
 
 
+class AbsentWorker(msgspec.Struct, frozen=True):
+    """A supervised worker that does not serve now."""
+
+    name: str
+    role: Role
+    model: str
+    state: AbsentState
+    reason: str
+    """Why it is not there; empty for one that starts for the first time."""
+    restarts: int
+    next_start_in_s: float | None
+    """None where it is starting, and where it never will."""
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """One server of an external model. Counts are since the gateway's start."""
+
+    model: str
+    engine: str
+    stage: Literal["prefill", "decode", "mixed"]
+    url: str
+    state: EngineState
+    running: int
+    tokens: int
+    """Of what runs there for us, estimated."""
+    requests: int
+    failures: int
+
+
 class ClusterStatus(msgspec.Struct, frozen=True):
     """All workers and what waits for them."""
 
     workers: tuple[WorkerStatus, ...]
+    """Those that have joined."""
     queued_requests: int
     queued_tokens: int
     routes: dict[str, int]
     """Requests by the reason of their route."""
     unready_reason: str | None = None
+    absent: tuple[AbsentWorker, ...] = ()
+    engines: tuple[EngineStatus, ...] = ()
+    """Those of external models."""
 
 
 class ClusterControl(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,11 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """Serves one route. `guarded` routes need a key where keys are set, and count as work."""
+    """Serves one route. `guarded` routes need a key where keys are set, and count as work.
+
+    `keys` open this route in place of the gateway's. `speak` sets how the route's dialect tells
+    faults, before there can be any.
+    """
 
     def __init__(
         self,
@@ -25,13 +29,16 @@ class Endpoint:
         *,
         guarded: bool,
         speak: Callable[[Exchange], None] | None = None,
+        keys: Sequence[str] | None = None,
     ) -> None:
-        """`speak` sets how the route's dialect tells faults, before there can be any."""
         self._speak = speak
         self._gateway = gateway
         self._handler = handler
         self._guarded = guarded
-        self._key_digests = [sha256(key.encode()).digest() for key in gateway.settings.api_keys]
+        self._key_digests = [
+            sha256(key.encode()).digest()
+            for key in (gateway.settings.api_keys if keys is None else keys)
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange."""

@@ -13,8 +13,10 @@ from typing import ParamSpec, TypeVar
 
 from twinfire.gateway.errors import HttpError, not_ready
 from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.hosted_model import HostedModels, ReadyModel
 from twinfire.gateway.settings import GatewaySettings
+from twinfire.protocol.errors import InvalidRequest
 
 DRAINING = "the server is shutting down"
 
@@ -25,9 +27,19 @@ R = TypeVar("R")
 class Gateway:
     """The state behind one application. Belongs to the event loop's thread."""
 
-    def __init__(self, settings: GatewaySettings, models: HostedModels) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        models: HostedModels,
+        external: ExternalModels | None = None,
+    ) -> None:
+        """`external` are models that other engines serve; InvalidRequest for a name used twice."""
         self.settings = settings
         self.models = models
+        self.external = external or ExternalModels()
+        for name in self.external.by_name:
+            if name in models.by_name:
+                raise InvalidRequest(f"two models are called `{name}`", "names")
         self.draining = False
         self._exchanges: set[Exchange] = set()
         self._idle = asyncio.Event()
@@ -37,12 +49,38 @@ class Gateway:
     @property
     def unready_reason(self) -> str | None:
         """Why not every request can be served now, None when all can."""
-        return DRAINING if self.draining else self.models.unready_reason
+        if self.draining:
+            return DRAINING
+        reasons = self.models.unready_reasons() | self.external.unready_reasons()
+        if len(self.model_names) == 1:
+            return next(iter(reasons.values()), None)
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or None
+
+    @property
+    def model_names(self) -> list[str]:
+        """The first name of every model, other engines' included."""
+        own = [one.model.names[0] for one in self.models]
+        return own + [pool.names[0] for pool in self.external.pools]
 
     def ready_model(self, name: str | None) -> ReadyModel:
-        """Return the model to serve a request that names `name`; 404, or 503 with the reason."""
+        """Return our own model to serve a request that names `name`.
+
+        404 for a name that nobody has, 400 for an external model's, 503 with the reason while the
+        model cannot be served. The name may be left out where there is one model.
+        """
         if self.draining:
             raise not_ready(DRAINING)
+        if not name:
+            known = self.model_names
+            if len(known) > 1:
+                names = ", ".join(f"`{one}`" for one in known)
+                raise HttpError(400, f"`model` is needed; there are {names}.", param="model")
+            name = known[0]
+        if name in self.external.by_name:
+            message = (
+                f"The model `{name}` is served by other engines, which do not offer this here."
+            )
+            raise HttpError(400, message, param="model", code="external_model")
         return self.models.ready(name)
 
     async def handle_text(

@@ -22,7 +22,7 @@ PREFIX = "twinfire:"
 VLLM_PREFIX = "vllm:"
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-_TTFT_BUCKETS_S = (
+TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
@@ -30,7 +30,7 @@ _ITL_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-_LATENCY_BUCKETS_S = (
+LATENCY_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
@@ -106,13 +106,13 @@ class Metrics:
 
     def _define_times(self) -> None:
         self.ttft = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token", _TTFT_BUCKETS_S
+            "time_to_first_token_seconds", "From arrival to the first token", TTFT_BUCKETS_S
         )
         self._ttft_parts = Histogram(
             PREFIX + "time_to_first_token_part_seconds",
             "Parts of the time to the first token, which add up to it",
             ("model_name", "part"),
-            buckets=_TTFT_BUCKETS_S,
+            buckets=TTFT_BUCKETS_S,
             registry=self._registry,
         )
         self.inter_token = self._tally(
@@ -255,7 +255,7 @@ class Metrics:
         return HistogramTally(PREFIX + name, text, self._model_name, buckets, self._registry)
 
     def _latency(self, name: str, text: str) -> Histogram:
-        return self._histogram(name, text, _LATENCY_BUCKETS_S)
+        return self._histogram(name, text, LATENCY_BUCKETS_S)
 
 
 def _one_two_five(limit: int) -> tuple[int, ...]:

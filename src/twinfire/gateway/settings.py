@@ -41,6 +41,8 @@ class GatewaySettings:
     """More public names, each with the name of the model that it stands for."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the inference paths; none needed when empty."""
+    admin_key: str | None = None
+    """Opens `/cluster/` to every host; None leaves it to this one and to the keys above."""
     keep_alive_s: float = 15.0
     """A stream that has been silent for this long gets a comment line."""
     accept_wait_s: float = 5.0

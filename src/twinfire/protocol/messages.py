@@ -149,6 +149,10 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
     """Changes whenever the kernels' results do."""
 
 
+SHORT_ID_CHARS = 8
+"""Of an instance id, where a person reads it."""
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a gateway must know of a worker."""
 
@@ -176,6 +180,13 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     max_num_batched_tokens: int = 0
     draining: bool = False
     """It takes nothing new; what it was given goes on."""
+    name: str = ""
+    """As whoever started it calls it; others may have the same."""
+
+    @property
+    def short_name(self) -> str:
+        """What logs call it: its name, or the beginning of its instance id."""
+        return self.name or self.instance_id[:SHORT_ID_CHARS]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

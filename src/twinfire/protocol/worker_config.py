@@ -31,6 +31,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     socket_path: str
     """Unix socket that the worker listens on; empty where it only joins gateways."""
+    name: str = ""
+    """What logs and listings call the worker; empty takes the beginning of its instance id."""
     role: Role = "mixed"
     dtype: Dtype = "auto"
     """auto is bf16; on torch f32 where the weights are."""

@@ -32,12 +32,12 @@ def main() -> int:
     stages.begin("listening")
     # Threads that spin at a barrier starve the gateway of the core that the others wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         config = decode_worker_config(sys.argv[1])
     except (IndexError, msgspec.DecodeError) as error:
         print(f"usage: python -m twinfire.worker CONFIG-AS-JSON ({error})", file=sys.stderr)
         return 2
+    _begin_log(config.name)
     inbox: Inbox = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, lambda *_: inbox.put(Drain()))
     if config.supervised:
@@ -47,6 +47,12 @@ def main() -> int:
     else:
         signal.signal(signal.SIGINT, lambda *_: inbox.put(Drain()))
     return _run(config, inbox, stages)
+
+
+def _begin_log(worker_name: str) -> None:
+    # Many workers share one log.
+    name = f"{worker_name} ".replace("%", "%%") if worker_name else ""
+    logging.basicConfig(format=f"%(asctime)s {name}%(name)s %(levelname)s %(message)s")
 
 
 def _run(config: WorkerConfig, inbox: Inbox, stages: StartupStages) -> int:

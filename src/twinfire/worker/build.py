@@ -132,4 +132,5 @@ def _worker_info(
             checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version
         ),
         max_num_batched_tokens=config.max_num_batched_tokens,
+        name=config.name,
     )

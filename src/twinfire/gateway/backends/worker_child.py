@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 
 from twinfire.protocol.worker_config import WorkerConfig, encode_worker_config
 
@@ -19,14 +20,15 @@ HEALTHY_AFTER_S = 60.0
 class RestartDelays:
     """Growing delays between the lives of one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, delays_s: Sequence[float] = RESTART_DELAYS_S) -> None:
+        self._delays_s = delays_s
         self._num_deaths = 0
 
     def after(self, lived_s: float) -> float:
         """Return how long to wait before the next life, the last having been so long."""
         if lived_s > HEALTHY_AFTER_S:
             self._num_deaths = 0
-        delay_s = RESTART_DELAYS_S[min(self._num_deaths, len(RESTART_DELAYS_S) - 1)]
+        delay_s = self._delays_s[min(self._num_deaths, len(self._delays_s) - 1)]
         self._num_deaths += 1
         return delay_s
 

@@ -17,7 +17,7 @@ from typing import cast
 
 from twinfire.gateway.backends.pool_member import PoolMember
 from twinfire.gateway.backends.worker_link import State, WorkerLink
-from twinfire.gateway.backends.worker_registry import JoinRefused, WorkerRegistry
+from twinfire.gateway.backends.worker_registry import JoinRefused, WorkerRegistry, described
 from twinfire.gateway.listening import AddressUnavailable, bind_socket
 from twinfire.protocol.addresses import Address, TcpAddress, UnixAddress
 from twinfire.protocol.link_auth import AuthError, LinkHandshake
@@ -219,7 +219,7 @@ class _Newcomer:
         try:
             self._member = pool.join(info, self.link)
         except JoinRefused as error:
-            log.warning("refusing worker %s: %s", info.instance_id, error)
+            log.warning("refusing %s: %s", described(info), error)
             self.link.refuse(str(error))
             return
         self._pool = pool

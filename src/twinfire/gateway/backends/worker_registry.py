@@ -147,7 +147,7 @@ class WorkerRegistry:
         member = PoolMember(info, link, asyncio.get_running_loop().time())
         self._members[info.instance_id] = member
         self._last_problem = None
-        log.info("worker %s (%s) joined %s", info.instance_id, info.role, self.model)
+        log.info("%s joined %s as %s", described(info), self.model, info.role)
         self._router.worker_joined(info)
         if info.draining:
             self._router.worker_changed(info.instance_id, draining=True)
@@ -160,7 +160,7 @@ class WorkerRegistry:
             return
         del self._members[member.instance_id]
         self._last_problem = f"the last worker left: {reason}"
-        log.warning("worker %s left %s: %s", member.instance_id, self.model, reason)
+        log.warning("%s left %s: %s", described(member.info), self.model, reason)
         self._router.worker_left(member.instance_id)
         self._on_leave(member.instance_id)
         self._describe()
@@ -238,3 +238,8 @@ class WorkerRegistry:
         if problem is not None:
             link.cut(problem)
             self.leave(member, problem)
+
+
+def described(info: WorkerInfo) -> str:
+    """Return how the log names a worker: alone its name may be another's too."""
+    return f"worker {info.name} ({info.instance_id})" if info.name else f"worker {info.instance_id}"

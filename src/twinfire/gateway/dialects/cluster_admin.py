@@ -1,6 +1,7 @@
 """`/cluster/...`: looking at the workers behind the gateway and changing them.
 
-Answers only clients on this host, beside the key that other routes need.
+With an administrator's key whoever shows it is answered; without one only clients on this host
+are, with the key that other routes need.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
 class ClusterAdmin:
     """The handlers, one method each."""
 
-    def __init__(self, control: ClusterControl) -> None:
+    def __init__(self, control: ClusterControl, *, is_remote: bool = False) -> None:
+        """With `is_remote` clients on other hosts, whose key somebody else checks, are answered."""
         self._control = control
+        self._is_remote = is_remote
         self._scale = msgspec.json.Decoder(ScaleRequest)
         self._role = msgspec.json.Decoder(RoleRequest)
         self._drain = msgspec.json.Decoder(DrainRequest)
@@ -53,34 +56,36 @@ class ClusterAdmin:
 
     async def scale(self, exchange: Exchange) -> None:
         """`POST /cluster/scale`: answers once the workers that go have gone."""
-        _check_local(exchange)
+        self._check_host(exchange)
         request = decode_body(exchange.body, self._scale)
         await self._control.scale(request.role, request.count, request.model)
         await self._answer(exchange)
 
     async def role(self, exchange: Exchange) -> None:
         """`POST /cluster/role`."""
-        _check_local(exchange)
+        self._check_host(exchange)
         request = decode_body(exchange.body, self._role)
         self._control.set_role(request.worker, request.role)
         await self._answer(exchange)
 
     async def drain(self, exchange: Exchange) -> None:
         """`POST /cluster/drain`."""
-        _check_local(exchange)
+        self._check_host(exchange)
         request = decode_body(exchange.body, self._drain)
         self._control.drain(request.worker)
         await self._answer(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
-        _check_local(exchange)
+        self._check_host(exchange)
         await exchange.answer(msgspec.json.encode(self._control.status()))
 
+    def _check_host(self, exchange: Exchange) -> None:
+        if not self._is_remote and not _is_loopback(exchange.client_host):
+            raise HttpError(404, "There is nothing at this address for clients on other hosts.")
 
-def _check_local(exchange: Exchange) -> None:
+
+def _is_loopback(host: str) -> bool:
     try:
-        local = ipaddress.ip_address(exchange.client_host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        local = False
-    if not local:
-        raise HttpError(404, "There is nothing at this address for clients on other hosts.")
+        return False

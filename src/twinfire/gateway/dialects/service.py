@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from twinfire import __version__
@@ -19,6 +21,9 @@ from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel
 from twinfire.gateway.metrics import CONTENT_TYPE
 
+if TYPE_CHECKING:
+    from twinfire.gateway.external.external_pool import ExternalPool
+
 
 class Service:
     """The handlers, one method each."""
@@ -29,24 +34,30 @@ class Service:
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
-        hosted = self._gateway.models.by_name
-        cards = [_card(name, one) for name, one in hosted.items()]
+        gateway = self._gateway
+        cards = [_card(name, one) for name, one in gateway.models.by_name.items()]
+        cards += [_external_card(name, one) for name, one in gateway.external.by_name.items()]
         await exchange.answer(msgspec.json.encode(ModelList(cards)))
 
     async def model(self, exchange: Exchange) -> None:
         """`GET /v1/models/{model}`."""
         name = exchange.path_params["model"]
         hosted = self._gateway.models.by_name.get(name)
-        if hosted is None:
+        external = self._gateway.external.by_name.get(name)
+        if hosted is not None:
+            card = _card(name, hosted)
+        elif external is not None:
+            card = _external_card(name, external)
+        else:
             raise unknown_model(name)
-        await exchange.answer(msgspec.json.encode(_card(name, hosted)))
+        await exchange.answer(msgspec.json.encode(card))
 
     async def health(self, exchange: Exchange) -> None:
         """`GET /health`: 200, or 503 with the reason."""
         reason = self._gateway.unready_reason
         if reason is not None:
             raise not_ready(reason)
-        models = {one.model.names[0]: "ready" for one in self._gateway.models}
+        models = dict.fromkeys(self._gateway.model_names, "ready")
         await exchange.answer(msgspec.json.encode(HealthResponse(models=models)))
 
     async def version(self, exchange: Exchange) -> None:
@@ -60,11 +71,16 @@ class Service:
             one.metrics.render(one.backend.worker_info, gateway.settings.vllm_metric_names)
             for one in gateway.models
         ]
+        texts += [pool.metrics.render() for pool in gateway.external.pools]
         await exchange.answer(merged_exposition(texts), content_type=CONTENT_TYPE)
 
     async def openapi(self, exchange: Exchange) -> None:
         """`GET /openapi.json`."""
         await exchange.answer(self._openapi)
+
+
+def _external_card(name: str, pool: ExternalPool) -> ModelCard:
+    return ModelCard(id=name, created=pool.created_s, root=pool.engine_model, max_model_len=None)
 
 
 def _card(name: str, hosted: HostedModel) -> ModelCard:

@@ -22,13 +22,18 @@ class CircuitBreaker:
         self._pause_s = self.FIRST_PAUSE_S
         self._closed_again_s = 0.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server broke too many requests in a row, and none has gone well since."""
+        return self._num_failures >= self.FAILURES_TO_OPEN
+
     def allows(self, now_s: float) -> bool:
         """Whether a request may be sent now."""
-        return self._num_failures < self.FAILURES_TO_OPEN or now_s >= self._closed_again_s
+        return not self.is_open or now_s >= self._closed_again_s
 
     def sent(self, now_s: float) -> None:
         """A request goes out: while open it is the only trial until it has been judged."""
-        if self._num_failures >= self.FAILURES_TO_OPEN:
+        if self.is_open:
             self._closed_again_s = now_s + self._pause_s
 
     def succeeded(self) -> None:

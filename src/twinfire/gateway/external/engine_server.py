@@ -7,12 +7,15 @@ lives exactly as long as its leg.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 from itertools import count
 from urllib.parse import urlsplit
 
+from twinfire.gateway.cluster_control import EngineState
 from twinfire.gateway.external.circuit_breaker import CircuitBreaker
+from twinfire.gateway.external.external_table import EngineStage
 from twinfire.gateway.health_record import HealthRecord
 from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
 
@@ -23,19 +26,31 @@ HOME_ESCAPE_TOKENS = 8192
 class EngineServer:
     """One address. It takes requests once a health check has passed."""
 
-    def __init__(self, url: str, bootstrap_port: int = 0) -> None:
+    def __init__(self, url: str, stage: EngineStage, bootstrap_port: int = 0) -> None:
         self.url = url.rstrip("/")
+        self.stage = stage
         self.host = urlsplit(url).hostname or ""
         self.bootstrap_port = bootstrap_port
         self.ledger = Ledger()
         self.breaker = CircuitBreaker()
         self.last_used = 0
         self.health = HealthRecord()
+        self.num_requests = 0
+        """Sent there since the start."""
+        self.failures: Counter[str] = Counter()
+        """Of these, what did not get a good answer, by the kind of fault."""
 
     @property
     def title(self) -> str:
         """What the log calls it."""
         return f"the engine at {self.url}"
+
+    @property
+    def state(self) -> EngineState:
+        """What it may be given now."""
+        if not self.health.is_healthy:
+            return "unhealthy"
+        return "paused" if self.breaker.is_open else "ready"
 
     def is_available(self) -> bool:
         """Whether a request may go there now."""
@@ -75,6 +90,7 @@ class EnginePool:
     def charge(self, server: EngineServer, num_tokens: int) -> LedgerEntry:
         """Count a request that goes to `server`; close the entry when its leg ends."""
         server.last_used = next(self._uses)
+        server.num_requests += 1
         server.breaker.sent(time.monotonic())
         return server.ledger.open(num_tokens)
 

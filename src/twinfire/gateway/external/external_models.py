@@ -1,15 +1,21 @@
-"""Sends requests for external models to them, and all others to the gateway's own handlers."""
+"""The external models of one gateway: which requests are theirs, and whether they can be served.
+
+Imports no HTTP client, so that a gateway without such models is ready as soon as ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from twinfire.gateway.exchange import Exchange
-from twinfire.gateway.external.external_pool import ExternalPool
 from twinfire.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from twinfire.gateway.external.external_pool import ExternalPool
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -24,7 +30,7 @@ _DECODER = msgspec.json.Decoder(_Named)
 class ExternalModels:
     """All external models of one gateway, by their public names."""
 
-    def __init__(self, pools: Sequence[ExternalPool]) -> None:
+    def __init__(self, pools: Sequence[ExternalPool] = ()) -> None:
         """InvalidRequest when two models have a name in common."""
         self.pools = tuple(pools)
         self._by_name: dict[str, ExternalPool] = {}
@@ -34,6 +40,16 @@ class ExternalModels:
                     raise InvalidRequest(f"two models are called `{name}`", "names")
                 self._by_name[name] = pool
 
+    @property
+    def by_name(self) -> Mapping[str, ExternalPool]:
+        """Every public name with its model, in order."""
+        return self._by_name
+
+    def unready_reasons(self) -> dict[str, str]:
+        """Return the models that cannot be served, each with the reason."""
+        reasons = {pool.names[0]: pool.unready_reason for pool in self.pools}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
     async def start(self) -> None:
         """Begin to look after every model's engines."""
         await asyncio.gather(*(pool.start() for pool in self.pools))
@@ -42,19 +58,27 @@ class ExternalModels:
         """Leave them alone."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    def before(self, path: str, own: Handler) -> Handler:
-        """Return a handler of `path` that leaves to `own` whatever names no external model."""
+    def before(self, path: str, own: Handler, *, takes_unnamed: bool = False) -> Handler:
+        """Return a handler of `path` that leaves to `own` whatever names no external model.
+
+        With `takes_unnamed` a request that names none is for the one external model.
+        """
+        if not self.pools:
+            return own
+        unnamed = self.pools[0] if takes_unnamed else None
 
         async def handle(exchange: Exchange) -> None:
-            pool = self._by_name.get(_model_name(exchange.body))
+            name = _model_name(exchange.body)
+            pool = self._by_name.get(name) if name else unnamed
             await (own(exchange) if pool is None else pool.handle(exchange, path))
 
         return handle
 
 
-def _model_name(body: bytes) -> str:
+def _model_name(body: bytes) -> str | None:
+    """Return the name in a body, None where there is none; "" where that cannot be told."""
     try:
-        return _DECODER.decode(body).model or ""
+        return _DECODER.decode(body).model or None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What is wrong with it is the handler's to say.
         return ""

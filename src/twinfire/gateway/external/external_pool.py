@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from twinfire.gateway.dialects.request_headers import request_context
@@ -18,6 +19,7 @@ from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.external.answer_edits import AnswerEdits, EngineError, NotJson
 from twinfire.gateway.external.engine_server import EnginePool, EngineServer
 from twinfire.gateway.external.external_job import ExternalJob, read_job
+from twinfire.gateway.external.external_metrics import ExternalMetrics
 from twinfire.gateway.external.external_table import (
     DEFAULT_BOOTSTRAP_PORT,
     ExternalTable,
@@ -50,23 +52,41 @@ log = logging.getLogger(__name__)
 class ExternalPool:
     """One external model. Start and close it on the gateway's event loop."""
 
-    def __init__(self, table: ExternalTable) -> None:
+    def __init__(self, names: Sequence[str], table: ExternalTable) -> None:
+        """`names` are the public ones. InvalidRequest when the stanza cannot work."""
         check_external_table(table)
-        self.names = table.names
+        self.names = tuple(names)
+        self.engine = table.engine
         self.created_s = int(time.time())
         self._table = table
         self._client = EngineClient(table)
         prefill = EnginePool(
-            EngineServer(url, port)
+            EngineServer(url, "prefill", port)
             for url, port in zip_longest(
                 table.prefill, table.bootstrap_ports, fillvalue=DEFAULT_BOOTSTRAP_PORT
             )
             if isinstance(url, str)
         )
-        decode = EnginePool(EngineServer(url) for url in table.decode)
+        decode = EnginePool(
+            EngineServer(url, stage)
+            for stage, urls in table.pools()
+            if stage != "prefill"
+            for url in urls
+        )
         self.engines = Engines(self._client, prefill, decode)
         self._flow = _make_flow(table, self.engines)
         self._watch: HealthWatch | None = None
+        self.metrics = ExternalMetrics(self.names[0], self.servers, self.tallies)
+
+    @property
+    def servers(self) -> tuple[EngineServer, ...]:
+        """All engines."""
+        return (*self.engines.prefill.servers, *self.engines.decode.servers)
+
+    @property
+    def engine_model(self) -> str:
+        """What the engines call the model."""
+        return self._table.engine_model or self.names[0]
 
     @property
     def tallies(self) -> ExternalTallies:
@@ -81,10 +101,9 @@ class ExternalPool:
     async def start(self) -> None:
         """Begin to look after the engines; returns once each has been asked for its health."""
         self._client.start()
-        servers = (*self.engines.prefill.servers, *self.engines.decode.servers)
         self._watch = HealthWatch(
             self._client.session,
-            servers,
+            self.servers,
             interval_s=self._table.health_interval_s,
             timeout_s=self._table.connect_timeout_s,
         )
@@ -99,8 +118,7 @@ class ExternalPool:
 
     async def handle(self, exchange: Exchange, path: str) -> None:
         """Answer one request to `path`; faults leave as exceptions that the exchange turns."""
-        table = self._table
-        job = read_job(exchange, path, table.names, table.engine_model or table.names[0])
+        job = read_job(exchange, path, self.names, self.engine_model)
         if job.public_name not in self.names:
             raise unknown_model(job.public_name)
         if self.unready_reason is not None:
@@ -111,6 +129,7 @@ class ExternalPool:
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._answer(exchange, job)
+            self.metrics.answered(time.monotonic() - exchange.arrival_s)
         except TimeoutError:
             raise DeadlineExceeded(_TOO_LATE) from None
         except asyncio.CancelledError:
@@ -127,7 +146,7 @@ class ExternalPool:
                     raise failure.http_error() from None
                 self._retry(failure)
                 continue
-            delivery = _Delivery(exchange, job, answer)
+            delivery = _Delivery(exchange, job, answer, self.metrics)
             try:
                 return await delivery.run()
             except LegFailed as failure:
@@ -150,8 +169,11 @@ class ExternalPool:
 class _Delivery:
     """Brings one engine's answer to the client, with its edits."""
 
-    def __init__(self, exchange: Exchange, job: ExternalJob, answer: SplitAnswer) -> None:
+    def __init__(
+        self, exchange: Exchange, job: ExternalJob, answer: SplitAnswer, metrics: ExternalMetrics
+    ) -> None:
         self.has_begun = False
+        self._metrics = metrics
         self._exchange = exchange
         self._job = job
         self._answer = answer
@@ -166,7 +188,7 @@ class _Delivery:
         except EngineError as error:
             if error.status >= 500:
                 raise leg.broken(error.message) from None
-            raise LegFailed(FaultKind.REFUSED, error.status, error.message) from None
+            raise leg.refused(error.status, error.message) from None
         except (NotJson, EventTooLong):
             raise leg.broken("The engine sent something that is not an answer.") from None
 
@@ -197,6 +219,8 @@ class _Delivery:
             raise rewriter.failure
         # A comment alone is no answer: until there is data, another engine may still give it.
         if events and rewriter.num_events:
+            if not self.has_begun:
+                self._metrics.began(time.monotonic() - self._exchange.arrival_s)
             self.has_begun = True
             await self._exchange.send_events(events)
         if rewriter.failure is not None:
@@ -220,4 +244,4 @@ def _before_usage(piece: bytes) -> int:
 def _make_flow(table: ExternalTable, engines: Engines) -> Flow:
     if not table.prefill:
         return PlainFlow(engines)
-    return VllmPair(engines) if table.external == "vllm" else SglangPair(engines)
+    return VllmPair(engines) if table.engine == "vllm" else SglangPair(engines)

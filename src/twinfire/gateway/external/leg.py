@@ -16,6 +16,7 @@ from twinfire.gateway.errors import STATUS_TYPES, HttpError
 from twinfire.gateway.external.engine_server import EnginePool, EngineServer
 from twinfire.gateway.external.external_table import ExternalTable
 from twinfire.protocol.errors import TwinfireError
+from twinfire.protocol.key_file import load_key
 
 _MAX_ERROR_BYTES = 1 << 20
 _OVERLOADED = (429, 503)
@@ -70,7 +71,11 @@ class EngineClient:
     """The HTTP session to all engines of one model. Start and close it on its event loop."""
 
     def __init__(self, table: ExternalTable) -> None:
+        """InvalidRequest when the key's file cannot be read."""
         self._table = table
+        self._api_key = (
+            None if table.api_key_file is None else load_key(table.api_key_file, "the engines' key")
+        )
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -84,8 +89,8 @@ class EngineClient:
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_note_sent)
         headers = {}
-        if self._table.api_key is not None:
-            headers["Authorization"] = f"Bearer {self._table.api_key}"
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0),
@@ -186,15 +191,22 @@ class Leg:
     def broken(self, message: str) -> LegFailed:
         """Count a fault against the server and return it."""
         self.server.failed()
-        return LegFailed(FaultKind.BROKEN, 503, message, code="engine_failed")
+        return self._failed(LegFailed(FaultKind.BROKEN, 503, message, code="engine_failed"))
+
+    def refused(self, status: int, message: str) -> LegFailed:
+        """Count a request that the engine found wrong and return the fault."""
+        return self._failed(LegFailed(FaultKind.REFUSED, status, message))
+
+    def _failed(self, failure: LegFailed) -> LegFailed:
+        self.server.failures[failure.kind.value] += 1
+        return failure
 
     def _lost(self, error: Exception) -> LegFailed:
         if self.is_sent:
             return self.broken("The engine ended the connection before its answer was complete.")
         self.server.failed()
-        return LegFailed(
-            FaultKind.UNREACHED, 503, "The engine cannot be reached.", code="engine_unreachable"
-        )
+        message = "The engine cannot be reached."
+        return self._failed(LegFailed(FaultKind.UNREACHED, 503, message, code="engine_unreachable"))
 
     def _answered_badly(self, status: int, content: bytes) -> LegFailed:
         message, param, code = _error_fields(content)
@@ -210,7 +222,7 @@ class Leg:
         else:
             kind = FaultKind.BROKEN
             self.server.failed()
-        return LegFailed(kind, status, message, param=param, code=code)
+        return self._failed(LegFailed(kind, status, message, param=param, code=code))
 
 
 class _ErrorFields(msgspec.Struct):
