@@ -17,6 +17,7 @@ from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
 from twinfire.gateway.dialects.completions import Completions
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
+from twinfire.gateway.dialects.workers_ai_routes import routing_fault, workers_ai_routes
 from twinfire.gateway.endpoint import Endpoint, Handler
 from twinfire.gateway.errors import STATUS_TYPES, HttpError, fault_of
 from twinfire.gateway.external.external_models import ExternalModels
@@ -53,8 +54,11 @@ def create_app_of_models(
     InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
     gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
+    routes = _routes(gateway)
+    routes += workers_ai_routes(gateway, routes)
+    routes += _cluster_routes(gateway, cluster) if cluster else ()
     app = Starlette(
-        routes=[*_routes(gateway), *(_cluster_routes(gateway, cluster) if cluster else ())],
+        routes=routes,
         exception_handlers={HTTPException: _starlette_fault},
     )
     # Redirects of `/v1/models/` lose the body of a POST; a 404 is clearer.
@@ -122,4 +126,7 @@ async def _starlette_fault(request: Request, error: Exception) -> Response:
         message = f"There is nothing at `{request.url.path}`."
     headers = tuple((error.headers or {}).items())
     fault = fault_of(HttpError(status, message, headers=headers))
+    other = routing_fault(request.url.path, fault)
+    if other is not None:
+        return other
     return Response(fault.encode(), status, dict(fault.headers), media_type="application/json")

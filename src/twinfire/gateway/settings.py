@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+WorkersAiStreams = Literal["auto", "native", "openai"]
+"""How streams of `/ai/run` look; `auto` goes by the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class GatewaySettings:
     """Whether a request may bring its own chat template."""
     vllm_metric_names: bool = False
     """Publish every metric under vLLM's prefix too."""
+    workers_ai_streams: WorkersAiStreams = "auto"
     text_threads: int = 2
     """Threads that render and tokenise long prompts."""
     inline_text_chars: int = 2048

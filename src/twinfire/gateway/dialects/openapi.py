@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -25,13 +27,21 @@ from twinfire.gateway.dialects.responses import (
     TokenizeResponse,
     VersionResponse,
 )
+from twinfire.gateway.dialects.workers_ai_errors import WorkersAiFailure
+from twinfire.gateway.dialects.workers_ai_models import CatalogueAnswer
+from twinfire.gateway.dialects.workers_ai_requests import RunEnvelope, RunRequest
+from twinfire.gateway.dialects.workers_ai_results import RunAnswer
+from twinfire.gateway.dialects.workers_ai_shapes import SHARED_PATHS
 from twinfire.gateway.errors import ErrorBody
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
 _ERRORS = {
     "400": "The request is wrong; the body says which field.",
     "401": "The API key is missing or wrong.",
+    "403": "The account may not do this.",
     "404": "No such model, or nothing is here for this client.",
+    "405": "The model cannot do this.",
+    "408": "The request's time was over before its answer began.",
     "413": "The body is too long.",
     "415": "The body is not JSON.",
     "429": "Too many requests are queued.",
@@ -54,6 +64,7 @@ class Operation:
     streams: bool = False
     guarded: bool = False
     errors: tuple[str, ...] = ()
+    fault: type[msgspec.Struct] = ErrorBody
 
 
 _POST_ERRORS = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
@@ -138,19 +149,60 @@ OPERATIONS = (
     ),
 )
 
+_RUN_ERRORS = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "500", "503")
+_RUN_PREFIXES = ("/client/v4/accounts/{account_id}", "")
+WORKERS_AI_OPERATIONS = (
+    *(
+        Operation(
+            "post",
+            prefix + path,
+            summary,
+            RunAnswer,
+            request,
+            streams=True,
+            guarded=True,
+            errors=_RUN_ERRORS,
+            fault=WorkersAiFailure,
+        )
+        for prefix in _RUN_PREFIXES
+        for path, summary, request in (
+            ("/ai/run/{model}", "Run a model; a batch with `?queueRequest=true`", RunRequest),
+            ("/ai/run", "Run the model that the body names", RunEnvelope),
+        )
+    ),
+    *(
+        Operation(
+            "get",
+            prefix + "/ai/models/search",
+            "Search the models (`search`, `author`, `task`, `source`, `page`, `per_page`)",
+            CatalogueAnswer,
+            guarded=True,
+            errors=("400", "401", "503"),
+            fault=WorkersAiFailure,
+        )
+        for prefix in _RUN_PREFIXES
+    ),
+    *(
+        dataclasses.replace(operation, path=f"{prefix}/ai{operation.path}")
+        for prefix in _RUN_PREFIXES
+        for operation in OPERATIONS
+        if operation.path.startswith(SHARED_PATHS)
+    ),
+)
+
 
 def openapi_document() -> bytes:
     """Return the document as JSON."""
     structs = {
         struct
-        for operation in OPERATIONS
-        for struct in (operation.request, operation.response)
+        for operation in (*OPERATIONS, *WORKERS_AI_OPERATIONS)
+        for struct in (operation.request, operation.response, operation.fault)
         if struct is not None
     }
-    ordered = [*sorted(structs, key=lambda struct: struct.__name__), ErrorBody]
+    ordered = sorted(structs, key=lambda struct: struct.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_REF_TEMPLATE)
     paths: dict[str, dict[str, object]] = {}
-    for operation in OPERATIONS:
+    for operation in (*OPERATIONS, *WORKERS_AI_OPERATIONS):
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
     document = {
         "openapi": "3.1.0",
@@ -171,9 +223,11 @@ def _describe(operation: Operation) -> dict[str, object]:
     }
     if operation.request is not None:
         described["requestBody"] = {"required": True, "content": _json(operation.request)}
-    if "{model}" in operation.path:
+    names = re.findall(r"{(\w+)}", operation.path)
+    if names:
         described["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
         ]
     if operation.guarded:
         # The empty alternative: a server without keys asks for none.
@@ -191,7 +245,7 @@ def _responses(operation: Operation) -> dict[str, object]:
         content["text/event-stream"] = {}
     responses: dict[str, object] = {"200": {"description": "Done.", "content": content}}
     for status in operation.errors:
-        responses[status] = {"description": _ERRORS[status], "content": _json(ErrorBody)}
+        responses[status] = {"description": _ERRORS[status], "content": _json(operation.fault)}
     return responses
 
 
