@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.numpy_sampling_ops import NumpySamplingOps
 from twinfire.kernels.cpu import _native
+from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
 from twinfire.kernels.torch.sampling import TorchSamplingOps
 
 ISAS = _native.supported_isas()
@@ -102,3 +105,27 @@ def test_k_must_fit_the_vocabulary(k: int) -> None:
 def test_an_empty_vocabulary_has_nothing_to_choose() -> None:
     with pytest.raises(ValueError, match="empty"):
         _native.argmax(ISAS[0], np.zeros((1, 0), np.float32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(rows=logits(), seed=st.integers(0, 2**32), density=st.sampled_from([0.0, 0.02, 0.5, 1.0]))
+def test_keeps_what_is_allowed_as_numpy_does(
+    isa: str, rows: np.ndarray, seed: int, density: float
+) -> None:
+    row, vocab = rows[0], rows.shape[1]
+    allowed = np.random.default_rng(seed).random(vocab) < density
+    bits = np.zeros((vocab + 1 + 31) // 32 * 32, bool)
+    bits[:vocab] = allowed
+    words = np.packbits(bits, bitorder="little").view(np.uint32)
+    expected = np.where(allowed, row, -np.inf)
+    for keep in (NativeSamplingOps(isa).keep_allowed, NAIVE.keep_allowed):
+        copied = row.copy()
+        keep(copied, words)
+        np.testing.assert_array_equal(copied, expected)
+
+
+@pytest.mark.parametrize("keep", [NativeSamplingOps().keep_allowed, NAIVE.keep_allowed])
+def test_too_few_bits_are_no_mask(keep: Callable[[np.ndarray, np.ndarray], None]) -> None:
+    with pytest.raises(ValueError, match="1 words"):
+        keep(np.zeros(33, np.float32), np.zeros(1, np.uint32))

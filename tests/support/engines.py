@@ -9,11 +9,12 @@ import numpy as np
 
 from support.mock_runner import MockRunner, mock_logits
 from support.numpy_sampling_ops import NumpySamplingOps
+from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.engine.engine import Engine
 from twinfire.engine.sampler import Sampler, SampleRow
 from twinfire.engine.step_report import GatewayOutput
 from twinfire.engine.token_history import TokenHistory
-from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
+from twinfire.protocol.messages import FinishReason, LogprobRows, Rejected, Submit
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids, unpack_ids
 from twinfire.scheduler.scheduler import Scheduler
@@ -34,6 +35,7 @@ def mock_engine(
     enable_prefix_cache: bool = True,
     hash_seed: bytes = b"",
     watermark_blocks: int | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> tuple[Engine, MockRunner]:
     runner = MockRunner(VOCAB, block_size)
     runner.init_kv(num_blocks)
@@ -48,7 +50,7 @@ def mock_engine(
         hash_seed=hash_seed,
         watermark_blocks=watermark_blocks,
     )
-    return Engine(Scheduler(config), runner, SAMPLER), runner
+    return Engine(Scheduler(config), runner, SAMPLER, grammars=grammars), runner
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Collected:
     computed_tokens: int | None = None
     prompt_logprobs: LogprobRows | None = None
     num_prompt_reports: int = 0
+    rejected: Rejected | None = None
 
 
 class Collector:
@@ -96,6 +99,8 @@ class Collector:
             record.cached_tokens = prompt.cached_tokens
             record.computed_tokens = prompt.computed_tokens
             record.prompt_logprobs = prompt.prompt_logprobs
+        for rejected in output.rejected:
+            self.record(gateway, rejected.request_id).rejected = rejected
         for delta in output.deltas:
             record = self.record(gateway, delta.request_id)
             answer = record.answers.setdefault(delta.choice, Answer())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from twinfire.kernels.sampling_ops import keep_allowed
+
 
 class NumpySamplingOps:
     def argmax(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -21,3 +23,6 @@ class NumpySamplingOps:
         largest = wide.max(axis=1, keepdims=True)
         total = np.exp(wide - largest).sum(axis=1)
         return (largest[:, 0] + np.log(total)).astype(np.float32)
+
+    def keep_allowed(self, row: npt.NDArray[np.float32], allowed: npt.NDArray[np.uint32]) -> None:
+        keep_allowed(row, allowed)

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Series
 
 import numpy as np
 
+from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.engine.deadlines import Deadlines
 from twinfire.engine.hand_off import HandOffEvent, Reservation
 from twinfire.engine.incoming_prompts import IncomingPrompts
@@ -23,7 +24,11 @@ from twinfire.engine.load_meter import LoadMeter
 from twinfire.engine.outgoing_prompts import OutgoingPrompts
 from twinfire.engine.prefix_exchange import PrefixExchange
 from twinfire.engine.request import Choice, Request
-from twinfire.engine.request_checks import check_first_tokens, check_request
+from twinfire.engine.request_checks import (
+    check_first_tokens,
+    check_first_tokens_match,
+    check_request,
+)
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.runner import Runner
 from twinfire.engine.sampler import Sample, Sampler, SampleRow
@@ -58,11 +63,15 @@ class Engine:
         runner: Runner,
         sampler: Sampler,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """Without `grammars` requests that have one are refused."""
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
         self._clock = clock
+        self._grammars = grammars
         self._table = RequestTable(scheduler)
         self._outgoing = OutgoingPrompts(scheduler.tables, scheduler.config.block_size)
         self._reporter = StepReporter(
@@ -95,15 +104,21 @@ class Engine:
         if request.key in self._outgoing:
             raise InvalidRequest(f"attempt {message.attempt} has been computed already")
         request.num_pulled_tokens = pulled_blocks * self._scheduler.config.block_size
-        self._table.submit(request)
+        if self._follow_grammar(request):
+            self._table.submit(request)
+        else:
+            self._table.hold(request)
         self._note_newest(request)
 
     def reserve(self, gateway_id: str, message: Submit) -> Reservation | None:
         """Take the blocks of a prompt that another worker computes.
 
-        None while there is no room; InvalidRequest when there can never be.
+        None while there is no room or its grammar is being compiled; InvalidRequest when it can
+        never run.
         """
         request = self._checked_request(gateway_id, message)
+        if not self._follow_grammar(request):
+            return None
         return self._incoming.reserve(request, self._table.sequence(request, request.choices[0]))
 
     def release_reservation(self, key: HandOffKey) -> None:
@@ -122,6 +137,7 @@ class Engine:
         request = self._incoming.request(key)
         check_first_tokens(first, [one.index for one in request.choices], self._runner.vocab_size)
         self._refuse_if_running(request)
+        check_first_tokens_match(request, first)
         parent = self._incoming.take(key)
         request.handed_over = False
         self._table.add(request, parent)
@@ -184,6 +200,7 @@ class Engine:
         outputs: Outputs = defaultdict(GatewayOutput)
         started_s = self._clock()
         self._end_expired(started_s, outputs)
+        self._submit_held(outputs)
         plan = self._scheduler.schedule()
         self._num_steps += 1
         self._last_step_tokens = plan.num_tokens
@@ -209,7 +226,7 @@ class Engine:
         return Load(
             step=self._num_steps,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            waiting=scheduler.num_waiting + len(self._table.held),
             kv_blocks_used=scheduler.num_blocks_used,
             kv_blocks_total=scheduler.num_blocks_total,
             step_tokens=self._last_step_tokens,
@@ -257,6 +274,28 @@ class Engine:
             raise InvalidRequest(f"request {message.request_id} is already reserved for")
         return request
 
+    def _follow_grammar(self, request: Request) -> bool:
+        """Hold a request to its grammar, if any; False until that is compiled."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return True
+        if self._grammars is None:
+            raise InvalidRequest("this worker serves no grammars", "grammar")
+        compiled = self._grammars.find(grammar)
+        if compiled is None:
+            return False
+        request.follow_grammar(compiled)
+        return True
+
+    def _submit_held(self, outputs: Outputs) -> None:
+        """Queue the requests whose grammars have been compiled."""
+        for request in self._table.held:
+            try:
+                if self._follow_grammar(request):
+                    self._table.submit(request)
+            except InvalidRequest as error:
+                self._reporter.refused(request, error, outputs)
+
     def _refuse_if_running(self, request: Request) -> None:
         if (request.gateway_id, request.request_id) in self._table:
             raise InvalidRequest(f"request {request.request_id} is already running")
@@ -288,9 +327,10 @@ class Engine:
                 params=draw.request.sampling,
                 choice=draw.choice,
                 position=draw.piece.end,
-                history=draw.request.choice(draw.choice).history,
+                history=choice.history,
+                grammar=choice.grammar,
             )
-            for draw in draws
+            for draw, choice in ((draw, draw.request.choice(draw.choice)) for draw in draws)
         ]
         return self._sampler.sample(self._runner.logits(0, len(rows)), rows)
 
@@ -313,5 +353,5 @@ def _own_tokens(draws: list[DrawRow], samples: list[Sample]) -> dict[Sequence, l
     return {
         draw.piece.sequence: [sample.token_id]
         for draw, sample in zip(draws, samples, strict=True)
-        if draw.choice == draw.piece.sequence.key[2]
+        if draw.choice == draw.piece.sequence.key[2] and not sample.is_dead_end
     }

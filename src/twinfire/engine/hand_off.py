@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import ChoiceDelta, PromptDone
 from twinfire.protocol.peer_messages import HandOffKey
 
@@ -45,6 +46,8 @@ class HandOffEnded:
 
     key: HandOffKey
     reason: str
+    refusal: InvalidRequest | None = None
+    """What of the request itself is wrong, where that ended it: it must not be tried again."""
 
 
 HandOffEvent = BlocksComputed | PromptComputed | HandOffEnded

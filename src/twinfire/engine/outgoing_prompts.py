@@ -11,6 +11,7 @@ from twinfire.engine.hand_off import (
     PromptComputed,
 )
 from twinfire.engine.request import Request
+from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import ChoiceDelta, PromptDone
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.scheduler.block_tables import BlockTables
@@ -63,10 +64,10 @@ class OutgoingPrompts:
         self._announced.pop(request.key, None)
         self._events.append(PromptComputed(request.key, num_blocks, prompt, first))
 
-    def ended(self, request: Request, reason: str) -> None:
-        """A prompt will not be done."""
+    def ended(self, request: Request, reason: str, refusal: InvalidRequest | None = None) -> None:
+        """A prompt will not be done, with `refusal` because of what its request asks for."""
         self._announced.pop(request.key, None)
-        self._events.append(HandOffEnded(request.key, reason))
+        self._events.append(HandOffEnded(request.key, reason, refusal))
 
     def release(self, key: HandOffKey) -> None:
         """Unpin a prompt's blocks; unknown keys are ignored."""

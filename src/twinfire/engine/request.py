@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
+from twinfire.artifacts.token_grammar import CompiledGrammar
+from twinfire.engine.choice_grammar import ChoiceGrammar
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.peer_messages import HandOffKey
@@ -21,6 +23,8 @@ class Choice:
     history: TokenHistory
     sequence: Sequence | None = None
     finish_reason: FinishReason | None = None
+    grammar: ChoiceGrammar | None = None
+    """Where its output is in the request's grammar; None until that is compiled."""
 
 
 class Request:
@@ -65,6 +69,11 @@ class Request:
         self.first_scheduled_s: float | None = None
         self._prompt_logprobs: list[LogprobRows] = []
         self._num_prompt_scored = 0
+
+    def follow_grammar(self, compiled: CompiledGrammar) -> None:
+        """Hold every choice to the request's grammar; InvalidRequest when its output breaks it."""
+        for choice in self.choices:
+            choice.grammar = ChoiceGrammar(compiled, self.ending_token_ids, choice.history.output)
 
     def choice(self, index: int) -> Choice:
         """Return the choice of this number; KeyError when it is not computed here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 
+from twinfire.engine.request import Request
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import ChoiceDelta, Submit
 from twinfire.protocol.tokens import unpack_ids
@@ -50,6 +51,20 @@ def check_first_tokens(
             raise InvalidRequest(f"choice {delta.choice} goes on without a first token")
         if max(tokens, default=0) >= vocab_size:
             raise InvalidRequest(f"first token {max(tokens)} is not in the vocabulary")
+
+
+def check_first_tokens_match(request: Request, first: Sequence[ChoiceDelta]) -> None:
+    """Advance the grammars of choices that go on by what another worker drew for them.
+
+    InvalidRequest when a token breaks its grammar.
+    """
+    for delta in first:
+        grammar = request.choice(delta.choice).grammar
+        if grammar is None or delta.finish_reason is not None:
+            continue
+        for token_id in unpack_ids(delta.tokens):
+            if not grammar.accept(token_id):
+                raise InvalidRequest(f"first token {token_id} does not match the grammar")
 
 
 def _check_choices(message: Submit, outputs: Sequence[array[int]]) -> None:

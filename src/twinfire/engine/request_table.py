@@ -18,6 +18,8 @@ class RequestTable:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._requests: dict[RequestKey, Request] = {}
+        self._held: dict[RequestKey, Request] = {}
+        """Those of them that have no sequence yet."""
         self.owners: dict[Sequence, Request] = {}
         """The request of every sequence that the scheduler has from here."""
 
@@ -26,6 +28,11 @@ class RequestTable:
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._requests
+
+    @property
+    def held(self) -> list[Request]:
+        """Requests that are listed and wait to be submitted, in the order of their coming."""
+        return list(self._held.values())
 
     @property
     def num_handing_over(self) -> int:
@@ -40,10 +47,19 @@ class RequestTable:
         """Return the ids of a gateway's unfinished requests."""
         return [request_id for owner, request_id in self._requests if owner == gateway_id]
 
+    def hold(self, request: Request) -> None:
+        """List a new request that may be submitted later, and cancelled meanwhile."""
+        key = request.gateway_id, request.request_id
+        self._requests[key] = self._held[key] = request
+
     def submit(self, request: Request) -> None:
-        """Queue a new request; InvalidRequest, with nothing changed, when it could never run."""
+        """Queue a new or held request; InvalidRequest, with nothing changed, if it can never run.
+
+        Choices that were cancelled while it was held are left out.
+        """
         # Choices without output fork from the first one's prompt.
-        own = request.choices if request.resumed else request.choices[:1]
+        unfinished = [choice for choice in request.choices if choice.finish_reason is None]
+        own = unfinished if request.resumed else request.choices[:1]
         sequences = [self.sequence(request, choice) for choice in own]
         for index, sequence in enumerate(sequences):
             try:
@@ -53,6 +69,7 @@ class RequestTable:
                     self._scheduler.finish(submitted)
                 raise
         self._requests[request.gateway_id, request.request_id] = request
+        self._held.pop((request.gateway_id, request.request_id), None)
         for choice, sequence in zip(own, sequences, strict=True):
             self._assign(request, choice, sequence)
 
@@ -90,6 +107,7 @@ class RequestTable:
         """Take a request off the list once all of its choices have ended."""
         if request.finished:
             self._requests.pop((request.gateway_id, request.request_id), None)
+            self._held.pop((request.gateway_id, request.request_id), None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when requests and sequences do not agree."""
@@ -99,6 +117,9 @@ class RequestTable:
             assert request.choice(sequence.key[2]).sequence is sequence
             assert not request.finished, "a finished request holds a sequence"
         assert self._scheduler.num_unfinished == len(self.owners), "a sequence without a request"
+        for key, request in self._held.items():
+            assert self._requests.get(key) is request, "a held request is not listed"
+            assert all(choice.sequence is None for choice in request.choices)
 
     def _assign(self, request: Request, choice: Choice, sequence: Sequence) -> None:
         choice.sequence = sequence

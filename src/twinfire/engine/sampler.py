@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from twinfire.engine.choice_grammar import ChoiceGrammar
 from twinfire.engine.logit_processors import changes_logits, process_logits
 from twinfire.engine.noise import NoiseKey, bits_reaching, gumbel, noise_bits, noise_key
 from twinfire.engine.token_history import TokenHistory
@@ -37,6 +38,8 @@ class SampleRow:
     position: int
     """Of the token to be drawn, counted from the prompt's start."""
     history: TokenHistory
+    grammar: ChoiceGrammar | None = None
+    """Where the output is in the request's grammar, where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Sample:
 
     token_id: int
     logprobs: LogprobRows | None
+    is_dead_end: bool = False
+    """Whether the grammar and the request's other limits left no token; `token_id` is none then."""
 
 
 class Sampler:
@@ -57,12 +62,17 @@ class Sampler:
         """Draw one token for each row of `logits` [len(rows), vocab], which is modified."""
         reported = [self._report_before(logits, index, row) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
+            if row.grammar is not None:
+                self._ops.keep_allowed(logits[index], row.grammar.allowed())
             if changes_logits(row.params, row.history.num_output):
                 process_logits(logits[index], row.params, row.history)
         greedy = self._ops.argmax(logits)
         samples: list[Sample] = []
         for index, row in enumerate(rows):
             greedy_id = int(greedy[index])
+            if row.grammar is not None and not logits[index, greedy_id] > -np.inf:
+                samples.append(Sample(greedy_id, None, is_dead_end=True))
+                continue
             token_id = greedy_id if row.params.greedy else self._draw(logits[index], row)
             report = reported[index]
             samples.append(Sample(token_id, report.of(token_id) if report else None))
@@ -89,7 +99,8 @@ class Sampler:
         raw = logits[index : index + 1]
         top_values, top_ids = self._top(raw, row.params.logprobs)
         # The row is kept only where processing would overwrite it.
-        kept = raw.copy() if changes_logits(row.params, row.history.num_output) else raw
+        changes = changes_logits(row.params, row.history.num_output) or row.grammar is not None
+        kept = raw.copy() if changes else raw
         normaliser = float(self._ops.logsumexp(raw)[0])
         return _RowReport(kept[0], normaliser, top_ids, top_values - normaliser)
 

@@ -11,12 +11,14 @@ from twinfire.engine.outgoing_prompts import OutgoingPrompts
 from twinfire.engine.request import Choice, Request
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.sampler import Sample
+from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import (
     ChoiceDelta,
     FinishReason,
     Preempted,
     PrefillProgress,
     PromptDone,
+    Rejected,
 )
 from twinfire.protocol.tokens import pack_ids
 from twinfire.scheduler.block_tables import BlockTables
@@ -32,6 +34,8 @@ class GatewayOutput:
     deltas: list[ChoiceDelta] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     preempted: list[Preempted] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    """Requests that ended because of what they ask for, after whatever they had output."""
 
 
 Outputs = defaultdict[str, GatewayOutput]
@@ -66,6 +70,20 @@ class StepReporter:
                 self._table.drop(choice.sequence, choice)
         if request.handed_over:
             self._outgoing.ended(request, "the request's time is over")
+        self._table.forget_if_finished(request)
+
+    def refused(self, request: Request, error: InvalidRequest, outputs: Outputs) -> None:
+        """End a request that cannot go on because of what it asks for."""
+        for choice in request.choices:
+            choice.finish_reason = choice.finish_reason or "error"
+            if choice.sequence is not None:
+                self._table.drop(choice.sequence, choice)
+        if request.handed_over:
+            self._outgoing.ended(request, error.message, error)
+        else:
+            outputs[request.gateway_id].rejected.append(
+                Rejected(request.request_id, error.message, param=error.param, code=error.code)
+            )
         self._table.forget_if_finished(request)
 
     def preempted(self, plan: StepPlan, outputs: Outputs) -> None:
@@ -118,12 +136,15 @@ class StepReporter:
 
     def drawn(self, draws: list[DrawRow], samples: list[Sample], outputs: Outputs) -> None:
         """Turn drawn tokens into deltas; fork, hand over and end sequences."""
+        refused = _follow_grammars(draws, samples)
         forked: list[tuple[DrawRow, Choice]] = []
         ended: list[tuple[Sequence, Choice]] = []
         handed_over: dict[Sequence, tuple[DrawRow, PromptDone, list[ChoiceDelta]]] = {}
         for draw, sample in zip(draws, samples, strict=True):
             request, choice = draw.request, draw.request.choice(draw.choice)
             parent = draw.piece.sequence
+            if request in refused:
+                continue
             if not request.prompt_done:
                 request.prompt_done = True
                 prompt = self._prompt_done(request, parent)
@@ -131,9 +152,8 @@ class StepReporter:
                     handed_over[parent] = draw, prompt, []
                 else:
                     outputs[request.gateway_id].prompts.append(prompt)
-            choice.history.append(sample.token_id)
-            finish_reason, stop_token_id = _finish(request, choice, sample.token_id)
-            delta = _delta(request, choice, [sample.token_id], finish_reason, stop_token_id, sample)
+            delta = _drawn_delta(request, choice, sample)
+            finish_reason = delta.finish_reason
             if request.handed_over:
                 handed_over[parent][2].append(delta)
                 continue
@@ -150,6 +170,8 @@ class StepReporter:
         ended.extend(_cancelled_parents(draws))
         for sequence, choice in ended:
             self._table.drop(sequence, choice)
+        for request, error in refused.items():
+            self.refused(request, error, outputs)
         for request in {draw.request for draw in draws}:
             self._table.forget_if_finished(request)
 
@@ -189,6 +211,8 @@ def _delta(
     finish_reason: FinishReason | None,
     stop_token_id: int | None = None,
     sample: Sample | None = None,
+    *,
+    ends_with_text: bool = False,
 ) -> ChoiceDelta:
     choice.finish_reason = finish_reason
     return ChoiceDelta(
@@ -198,6 +222,7 @@ def _delta(
         finish_reason=finish_reason,
         stop_token_id=stop_token_id,
         logprobs=sample.logprobs if sample else None,
+        ends_with_text=ends_with_text,
     )
 
 
@@ -210,12 +235,63 @@ def _cancelled_parents(draws: list[DrawRow]) -> list[tuple[Sequence, Choice]]:
     ]
 
 
-def _finish(
-    request: Request, choice: Choice, token_id: int
-) -> tuple[FinishReason | None, int | None]:
+def _follow_grammars(draws: list[DrawRow], samples: list[Sample]) -> dict[Request, InvalidRequest]:
+    """Advance the choices' grammars by what was drawn; return the requests that cannot go on."""
+    refused: dict[Request, InvalidRequest] = {}
+    for draw, sample in zip(draws, samples, strict=True):
+        request, grammar = draw.request, draw.request.choice(draw.choice).grammar
+        if grammar is None:
+            continue
+        if sample.is_dead_end:
+            # An output that is complete ends where nothing can be added, for whatever reason.
+            if not grammar.may_end:
+                refused[request] = _dead_end(request, grammar.failure)
+        elif sample.token_id not in request.ending_token_ids and not grammar.accept(
+            sample.token_id
+        ):
+            refused[request] = _dead_end(request, grammar.failure)
+    return refused
+
+
+def _dead_end(request: Request, failure: str) -> InvalidRequest:
+    if failure:
+        return InvalidRequest(f"the output could not be held to its grammar: {failure}")
+    sampling = request.sampling
+    limits = {
+        "allowed_token_ids": bool(sampling.allowed_token_ids),
+        "logit_bias": bool(sampling.logit_bias),
+        "bad_words": bool(sampling.bad_words),
+        "min_tokens": sampling.min_tokens > 0,
+        "stop_token_ids": bool(sampling.stop_token_ids),
+    }
+    named = [name for name, is_set in limits.items() if is_set]
+    return InvalidRequest(
+        "the grammar and " + (", ".join(named) or "the vocabulary") + " leave no token to draw",
+        param=named[0] if named else None,
+    )
+
+
+def _drawn_delta(request: Request, choice: Choice, sample: Sample) -> ChoiceDelta:
+    """Record a choice's drawn token; return what it gained."""
+    if sample.is_dead_end:
+        return _delta(request, choice, [], "stop", ends_with_text=True)
+    token_id = sample.token_id
+    choice.history.append(token_id)
+    finish_reason: FinishReason | None = None
+    stop_token_id, ends_with_text = None, False
     if token_id in request.ending_token_ids:
-        own = token_id if token_id in request.sampling.stop_token_ids else None
-        return "stop", own
-    if choice.history.num_output >= request.sampling.max_tokens:
-        return "length", None
-    return None, None
+        finish_reason = "stop"
+        stop_token_id = token_id if token_id in request.sampling.stop_token_ids else None
+    elif choice.grammar is not None and choice.grammar.is_done:
+        finish_reason, ends_with_text = "stop", True
+    elif choice.history.num_output >= request.sampling.max_tokens:
+        finish_reason = "length"
+    return _delta(
+        request,
+        choice,
+        [token_id],
+        finish_reason,
+        stop_token_id,
+        sample,
+        ends_with_text=ends_with_text,
+    )

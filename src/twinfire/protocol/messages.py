@@ -288,6 +288,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
     stop_token_id: int | None = None
     """The request's own stop id that ended it; None for the model's end token."""
     logprobs: LogprobRows | None = None
+    ends_with_text: bool = False
+    """Whether it ended by "stop" without an ending token, its grammar allowing nothing more."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

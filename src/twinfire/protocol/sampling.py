@@ -18,7 +18,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Sampling of one request.
 
     Order of the steps (that of the OpenAI field definitions as vLLM applies them): raw
-    log-probabilities, allowed ids, bad words, min_tokens, logit bias, penalties, temperature,
+    log-probabilities, grammar, allowed ids, bad words, min_tokens, logit bias, penalties, temperature,
     min-p, top-k, top-p, draw.
     """
 
@@ -57,7 +57,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int = -1
     """The same for each prompt token; -1 reports nothing. Disables prefix-cache reads."""
     grammar: Grammar | None = None
-    """What the output must look like; tokens that would break it cannot be drawn."""
+    """What the output must look like; tokens that would break it cannot be drawn.
+
+    Ending ids can be drawn just where the output is complete, and a choice ends at once where
+    nothing can be added, whatever `min_tokens` and `ignore_eos` say.
+    """
 
     @property
     def greedy(self) -> bool:

@@ -154,8 +154,11 @@ class HandOffSender:
                 self._announce(outgoing, event)
             case PromptComputed():
                 self._commit(outgoing, event)
-            case HandOffEnded(_, reason):
-                self._fail(outgoing, reason)
+            case HandOffEnded(key, reason, refusal):
+                if refusal is not None:
+                    self.refused(key.gateway_id, outgoing.submit, refusal)
+                else:
+                    self._fail(outgoing, reason)
 
     def refused(self, gateway_id: str, submit: Submit, error: InvalidRequest) -> None:
         """The engine does not take the prompt."""

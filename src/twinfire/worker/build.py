@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
+from twinfire.artifacts.grammar_compiler import GrammarCompiler
+from twinfire.artifacts.token_grammar import TokenGrammar
 from twinfire.cache.kv_group import KvLayout
 from twinfire.engine.engine import Engine
 from twinfire.engine.memory import available_memory_bytes, num_kv_blocks
@@ -73,7 +75,10 @@ def build_engine(
     scheduler = Scheduler(
         _scheduler_config(config, max_model_len, num_blocks, runner.kv_layout, hash_seed)
     )
-    engine = Engine(scheduler, runner, Sampler(backend.sampling_ops))
+    grammars = GrammarCompiler(
+        lambda: TokenGrammar(open_checkpoint(checkpoint.path).tokenizer(), runner.vocab_size)
+    )
+    engine = Engine(scheduler, runner, Sampler(backend.sampling_ops), grammars=grammars)
     info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())
     return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights))

@@ -286,6 +286,8 @@ class Worker:
             tuple(output.preempted),
         )
         self._gateways.send(gateway_id, frame)
+        for rejected in output.rejected:
+            self._gateways.send(gateway_id, rejected)
 
     def _load(self, gateway_id: str) -> Load:
         load = self._engine.load(gateway_id)

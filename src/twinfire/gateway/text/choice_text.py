@@ -101,9 +101,9 @@ class ChoiceText:
             return TextDelta(self.index, text, num_output_tokens=self.num_output_tokens)
         logprobs = None if delta.logprobs is None else unpack_logprobs(token_ids, delta.logprobs)
         if self._by_token:
-            shown = self._feed_each(token_ids, logprobs, ended=delta.finish_reason == "stop")
+            shown = self._feed_each(token_ids, logprobs, ended=_has_ending_token(delta))
         else:
-            shown = self._feed_together(token_ids, ended=delta.finish_reason == "stop")
+            shown = self._feed_together(token_ids, ended=_has_ending_token(delta))
         if self._scanner.matched is None and delta.finish_reason is not None:
             shown += self._end_of_text()
         return self._delta(shown, delta)
@@ -159,6 +159,10 @@ class ChoiceText:
             stop_reason=stop_reason,
             num_output_tokens=self.num_output_tokens,
         )
+
+
+def _has_ending_token(delta: ChoiceDelta) -> bool:
+    return delta.finish_reason == "stop" and not delta.ends_with_text
 
 
 def _client_finish(reason: FinishReason | None) -> ClientFinish | None:

@@ -239,6 +239,11 @@ def top_k(
 def logsumexp(isa: str, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return log(sum(exp(row))) of each row."""
 
+def keep_allowed(
+    isa: str, logits: npt.NDArray[np.float32], allowed: npt.NDArray[np.uint32]
+) -> None:
+    """Set one row to minus infinity where bit i % 32 of `allowed[i // 32]` is 0."""
+
 class Program:
     """A model's step as nodes that run in the order in which they were added.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinfire.kernels.cpu import _native
-from twinfire.kernels.sampling_ops import Float32Array, Int64Array
+from twinfire.kernels.sampling_ops import Float32Array, Int64Array, UInt32Array
 
 
 class NativeSamplingOps:
@@ -23,3 +23,7 @@ class NativeSamplingOps:
     def logsumexp(self, logits: Float32Array) -> Float32Array:
         """Return log(sum(exp(row)))."""
         return _native.logsumexp(self._isa, logits)
+
+    def keep_allowed(self, row: Float32Array, allowed: UInt32Array) -> None:
+        """Set the row to minus infinity where a bit of `allowed` is 0, in place."""
+        _native.keep_allowed(self._isa, row, allowed)

@@ -9,7 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from twinfire.kernels.sampling_ops import Float32Array, Int64Array
+from twinfire.kernels.sampling_ops import (
+    Float32Array,
+    Int64Array,
+    UInt32Array,
+    keep_allowed,
+)
 
 
 class TorchSamplingOps:
@@ -35,6 +40,10 @@ class TorchSamplingOps:
     def logsumexp(self, logits: Float32Array) -> Float32Array:
         """Return log(sum(exp(row)))."""
         return torch.from_numpy(logits).logsumexp(dim=1).numpy()
+
+    def keep_allowed(self, row: Float32Array, allowed: UInt32Array) -> None:
+        """Set the row to minus infinity where a bit of `allowed` is 0, in place."""
+        keep_allowed(row, allowed)
 
     @staticmethod
     def _settle_cut(logits: Float32Array, values: Float32Array, ids: Int64Array) -> None:

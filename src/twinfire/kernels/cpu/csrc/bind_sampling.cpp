@@ -13,6 +13,9 @@ namespace nb = nanobind;
 namespace {
 
 using Logits = ConstMatrix<float>;
+using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AllowedBits = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 const SamplingKernels& kernels_for(std::string_view isa) {
   const Isa parsed = parse_isa(isa);
   return TF_FOR_ISA(parsed, kSamplingKernels);
@@ -63,12 +66,25 @@ Array<float> logsumexp(std::string_view isa, Logits logits) {
   return sums;
 }
 
+void keep_allowed(std::string_view isa, Row logits, AllowedBits allowed) {
+  const size_t vocab = logits.shape(0);
+  if (allowed.shape(0) * 32 < vocab)
+    throw nb::value_error(("allowed has " + std::to_string(allowed.shape(0)) +
+                           " words; a vocabulary of " + std::to_string(vocab) + " needs " +
+                           std::to_string((vocab + 31) / 32))
+                              .c_str());
+  const nb::gil_scoped_release released;
+  kernels_for(isa).keep_allowed(logits.data(), int64_t(vocab), allowed.data());
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& module) {
   module.def("argmax", &argmax, nb::arg("isa"), nb::arg("logits"));
   module.def("top_k", &top_k, nb::arg("isa"), nb::arg("logits"), nb::arg("k"));
   module.def("logsumexp", &logsumexp, nb::arg("isa"), nb::arg("logits"));
+  module.def("keep_allowed", &keep_allowed, nb::arg("isa"), nb::arg("logits").noconvert(),
+             nb::arg("allowed"));
 }
 
 }  // namespace tf

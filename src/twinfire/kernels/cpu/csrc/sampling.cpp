@@ -101,8 +101,24 @@ float logsumexp(const float* row, int64_t vocab) {
   return highest + std::log(total);
 }
 
+// Grammars allow few tokens or nearly all, so most words are all zeros or all ones.
+void keep_allowed(float* row, int64_t vocab, const uint32_t* allowed) {
+  constexpr int64_t kWord = 32;
+  for (int64_t start = 0; start < vocab; start += kWord) {
+    const uint32_t bits = allowed[start / kWord];
+    const int64_t count = std::min(kWord, vocab - start);
+    if (bits == ~uint32_t(0)) continue;
+    if (bits == 0) {
+      std::fill_n(row + start, count, kNegativeInfinity);
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i)
+      if (!(bits >> i & 1)) row[start + i] = kNegativeInfinity;
+  }
+}
+
 }  // namespace
 
-const SamplingKernels kSamplingKernels = {argmax, top_k, logsumexp};
+const SamplingKernels kSamplingKernels = {argmax, top_k, logsumexp, keep_allowed};
 
 }  // namespace tf::TF_ISA

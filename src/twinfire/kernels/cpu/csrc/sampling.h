@@ -17,6 +17,9 @@ struct SamplingKernels {
 
   // log(sum(exp(row))).
   float (*logsumexp)(const float* row, int64_t vocab);
+
+  // Sets row[i] to minus infinity where bit i % 32 of allowed[i / 32] is 0.
+  void (*keep_allowed)(float* row, int64_t vocab, const uint32_t* allowed);
 };
 
 namespace portable {
