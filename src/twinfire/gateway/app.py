@@ -15,6 +15,7 @@ from twinfire.gateway.cluster_control import ClusterControl
 from twinfire.gateway.dialects.chat import ChatCompletions
 from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
 from twinfire.gateway.dialects.completions import Completions
+from twinfire.gateway.dialects.openai_responses_routes import responses_handlers
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
 from twinfire.gateway.dialects.workers_ai_routes import routing_fault, workers_ai_routes
@@ -24,6 +25,7 @@ from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
+from twinfire.gateway.response_store.sql_store import SqlResponseStore, memory_engine
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
 
@@ -83,10 +85,15 @@ def _routes(gateway: Gateway) -> list[Route]:
         handler = gateway.external.before(path, own, takes_unnamed=is_alone)
         return route(path, "POST", handler, guarded=True)
 
+    store = SqlResponseStore(memory_engine())
     service = Service(gateway)
     return [
         generation("/v1/chat/completions", ChatCompletions(gateway)),
         generation("/v1/completions", Completions(gateway)),
+        *(
+            route(path, method, handler, guarded=True)
+            for path, method, handler in responses_handlers(gateway, store)
+        ),
         route("/tokenize", "POST", Tokenize(gateway), guarded=True),
         route("/detokenize", "POST", Detokenize(gateway), guarded=True),
         route("/v1/models", "GET", service.models, guarded=True),
