@@ -96,7 +96,7 @@ def native(case: Case, kv_format: str, team: _native.ThreadTeam) -> Callable[[],
         case.num_layers, heads.num_kv_heads, heads.head_dim, kv_format, case.num_blocks
     )
     content = np.random.default_rng(2).integers(
-        0, 0x3F80 if kv_format == "bf16" else 127, cache.wire_bytes_per_block // 2, np.uint16
+        0, 0x3F80 if kv_format == "bf16" else 127, cache.bytes_per_block // 2, np.uint16
     )
     for block in range(case.num_blocks):
         cache.import_blocks([block], content.tobytes())

@@ -22,16 +22,17 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
 from twinfire.bench.machine import ForeignCpu, describe_machine
 from twinfire.bench.report_table import markdown_table
-from twinfire.cache.kv_group import KvGroup, KvLayout
+from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
 from twinfire.kernels.cpu import _native
 from twinfire.protocol.addresses import Address, TcpAddress, UnixAddress, parse_address
 from twinfire.protocol.messages import Peer
 from twinfire.protocol.worker_config import ConnectorKind
-from twinfire.transfer.connector import Connector, KvContent, ReadFailed, RemoteBlock
+from twinfire.transfer.connector import Connector, ReadFailed, RemoteBlock
 from twinfire.transfer.connectors import make_connector
 
 LAYOUT = KvLayout((KvGroup("target", 30, 3, 64, "bf16"),))
@@ -52,11 +53,11 @@ class NativeMemory:
             group.num_layers, group.num_kv_heads, group.head_dim, group.dtype, num_blocks
         )
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        return self._kv.export_blocks(list(block_ids))
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        self._kv.export_blocks(list(block_ids), into)
 
-    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
-        self._kv.import_blocks(list(block_ids), bytes(content))
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        self._kv.import_blocks(list(block_ids), content)
 
     def block_generation(self, block_id: int) -> int:
         return GENERATION
@@ -71,16 +72,20 @@ class PlainMemory:
         self.num_blocks = num_blocks
         self._blocks = np.zeros((num_blocks, LAYOUT.bytes_per_block), np.uint8)
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        return self._blocks[list(block_ids)].tobytes()
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        for block, block_id in zip(_rows(into, block_ids), block_ids, strict=True):
+            block[:] = self._blocks[block_id]
 
-    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
-        blocks = np.frombuffer(content, np.uint8).reshape(len(block_ids), -1)
-        for block_id, block in zip(block_ids, blocks, strict=True):
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        for block_id, block in zip(block_ids, _rows(content, block_ids), strict=True):
             self._blocks[block_id] = block
 
     def block_generation(self, block_id: int) -> int:
         return GENERATION
+
+
+def _rows(wire: WireBytes, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(wire, np.uint8).reshape(len(block_ids), -1)
 
 
 MEMORIES = {"native": NativeMemory, "plain": PlainMemory}
@@ -129,10 +134,10 @@ class Way:
         if failures[0] is not None:
             raise failures[0]
 
-    def check(self, expected: bytes) -> None:
+    def check(self, expected: bytearray) -> None:
         """Raise unless the blocks arrive as they are."""
         self.read(self._memory.num_blocks)
-        if self._memory.export_blocks(range(self._memory.num_blocks)) != expected:
+        if exported(self._memory) != expected:
             raise SystemExit("blocks arrived changed")
 
     def close(self) -> None:
@@ -147,6 +152,12 @@ def make_memory(name: str, num_blocks: int, *, filled: bool) -> Memory:
         words = chance.integers(0, 2**16, LAYOUT.bytes_per_block // 2, np.uint16)
         memory.import_blocks([block_id], words.tobytes())
     return memory
+
+
+def exported(memory: Memory) -> bytearray:
+    wire = bytearray(memory.num_blocks * LAYOUT.bytes_per_block)
+    memory.export_blocks(range(memory.num_blocks), wire)
+    return wire
 
 
 def main() -> int:
@@ -179,9 +190,10 @@ def measure(console: Console, args: argparse.Namespace) -> None:
     num_blocks = max(args.blocks)
     source = make_memory(args.memory, num_blocks, filled=True)
     target = make_memory(args.memory, num_blocks, filled=False)
-    expected = source.export_blocks(range(num_blocks))
+    expected = exported(source)
     wire = np.frombuffer(expected, np.uint8)
     copy = np.zeros_like(wire)
+    one_block = bytearray(LAYOUT.bytes_per_block)
 
     def copy_wire(count: int) -> None:
         size = count * LAYOUT.bytes_per_block
@@ -189,7 +201,8 @@ def measure(console: Console, args: argparse.Namespace) -> None:
 
     def repack(count: int) -> None:
         for block_id in range(count):
-            target.import_blocks([block_id], source.export_blocks([block_id]))
+            source.export_blocks([block_id], one_block)
+            target.import_blocks([block_id], one_block)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from support.engines import mock_engine, naive_answer
 from support.two_engines import DECODE
+from support.wire_blocks import exported
 from twinfire.engine.hand_off import (
     BlockHold,
     BlocksComputed,
@@ -380,7 +381,7 @@ class ExchangeMachine(RuleBasedStateMachine):
                 assert hand_off.done is None, "a pinned block was reused"
                 del hand_off.readable[index]
                 continue
-            content = self.runners[hand_off.prefill].export_blocks([block_id])
+            content = exported(self.runners[hand_off.prefill], [block_id])
             target = hand_off.reservation.block_ids[index]
             self.runners[1 - hand_off.prefill].import_blocks([target], content)
             hand_off.read.add(index)
@@ -416,7 +417,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         num_good = min(num_good, len(hold.block_ids))
         for source, generation in zip(hold.block_ids, hold.generations, strict=True):
             assert holder.block_generation(source) == generation, "a held block was reused"
-        content = self.runners[1 - engine].export_blocks(hold.block_ids[:num_good])
+        content = exported(self.runners[1 - engine], hold.block_ids[:num_good])
         self.runners[engine].import_blocks(taken.block_ids[:num_good], content)
         if release_first:
             holder.prefixes.release_block_hold(hold.hold_id)

@@ -9,6 +9,7 @@ import pytest
 
 from support.step_batches import Fed, Feeder, load, make_batch
 from support.tiny_models import ArrayWeights, tiny_model
+from support.wire_blocks import exported
 from twinfire.engine.torch_runner import load_torch_runner
 from twinfire.protocol.errors import ModelError
 
@@ -131,7 +132,7 @@ def test_blocks_continue_on_another_runner(dtype: str) -> None:
     target = Feeder(load(model.config, model.weights, dtype))
     fed = Fed(tokens_of(5, 70))
     source.step([(fed, 65)])
-    content = source.runner.export_blocks(fed.block_ids)
+    content = exported(source.runner, fed.block_ids)
     assert len(content) == 3 * source.runner.kv_layout.bytes_per_block
     moved = Fed(fed.tokens, block_ids=[40, 7, 21], num_computed=65)
     target.runner.import_blocks(moved.block_ids, content)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from support.engines import Collected, Collector, mock_engine
 from support.two_engines import GATEWAY, TwoEngines
+from support.wire_blocks import exported
 from twinfire.engine.engine import Engine
 from twinfire.engine.runner import Runner
 from twinfire.protocol.errors import InvalidRequest
@@ -213,7 +214,7 @@ def test_a_pulled_prefix_is_found_and_counted() -> None:
     assert taken is not None
     assert (taken.first_block, len(taken.block_ids)) == (0, 5)
     hold = holder.prefixes.hold_blocks(puller.prefixes.import_hashes(taken.import_id))
-    content = holder_runner.export_blocks(hold.block_ids)
+    content = exported(holder_runner, hold.block_ids)
     puller_runner.import_blocks(taken.block_ids, content)
     assert len(hold.block_ids) == 5
     puller.prefixes.finish_import(taken.import_id, 4)

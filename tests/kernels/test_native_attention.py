@@ -20,6 +20,7 @@ from support.attention_layers import (
     make_sequences,
     whole_output,
 )
+from support.wire_blocks import exported
 from twinfire.kernels.cpu import _native
 from twinfire.kernels.ops import HeadLayout, RopeTable
 
@@ -150,7 +151,7 @@ def test_what_another_sequence_left_in_a_block_is_never_seen(
     sequences, num_blocks = make_sequences(np.random.default_rng(4), heads, [33])
     clean, dirty = (NativeLayer(heads, num_blocks, isa=isa, kv_format=kv_format) for _ in range(2))
     # All bits set: not a number in bf16 elements and in float32 scales.
-    content = b"\xff" * dirty.cache.wire_bytes_per_block * num_blocks
+    content = b"\xff" * dirty.cache.bytes_per_block * num_blocks
     dirty.cache.import_blocks(range(num_blocks), content)
     outputs = []
     for layer in (clean, dirty):
@@ -190,19 +191,18 @@ def test_bf16_rows_are_the_rounded_float_rows_with_finite_padding(isa: str) -> N
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_blocks_leave_in_the_layout_that_torch_writes(isa: str) -> None:
-    heads = HeadLayout(6, 2, 48)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 128])
+def test_blocks_leave_in_the_layout_that_torch_writes(isa: str, head_dim: int) -> None:
+    heads = HeadLayout(6, 2, head_dim)
     sequences, num_blocks = make_sequences(np.random.default_rng(7), heads, [75])
     twins = again(sequences)
     native = NativeLayer(heads, num_blocks, isa=isa)
     reference = TorchLayer(heads, num_blocks, dtype="bf16")
-    reference.kv.import_blocks(
-        range(num_blocks), bytes(num_blocks * native.cache.wire_bytes_per_block)
-    )
+    reference.kv.import_blocks(range(num_blocks), bytes(num_blocks * native.cache.bytes_per_block))
     feed(native, [[(sequences[0], 50)], [(sequences[0], 25)]])
     feed(reference, [[(twins[0], 50)], [(twins[0], 25)]])
     ids = sequences[0].block_ids.tolist()
-    assert native.cache.export_blocks(ids) == reference.kv.export_blocks(ids)
+    assert exported(native.cache, ids) == exported(reference.kv, ids)
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
@@ -214,29 +214,38 @@ def test_blocks_survive_the_wire_and_copies(kv_format: str, data: st.DataObject)
     cache = _native.KvCache(NUM_LAYERS, num_heads, head_dim, kv_format, 5)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     ids = data.draw(st.permutations(range(5)))[:3]
-    content = rng.bytes(3 * cache.wire_bytes_per_block)
-    cache.import_blocks(ids, content)
-    assert cache.export_blocks(ids) == content
+    content = rng.bytes(3 * cache.bytes_per_block)
+    offset = data.draw(st.integers(0, 17))
+    shifted = bytearray(offset) + content + b"end"
+    place = memoryview(shifted)[offset : offset + len(content)]
+    cache.import_blocks(ids, place)
+    assert exported(cache, ids) == content
+    place[:] = bytes(len(content))
+    cache.export_blocks(ids, place)
+    assert shifted == bytes(offset) + content + b"end"
     (other,) = [i for i in range(5) if i not in ids][:1]
-    assert cache.export_blocks([other]) == bytes(cache.wire_bytes_per_block)
+    assert exported(cache, [other]) == bytes(cache.bytes_per_block)
     cache.copy_blocks(np.array([[ids[1], other]], np.int32))
-    assert cache.export_blocks([other]) == cache.export_blocks([ids[1]])
-    assert cache.export_blocks(ids) == content
+    assert exported(cache, [other]) == exported(cache, [ids[1]])
+    assert exported(cache, ids) == content
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_int8_elements_times_scales_are_the_values(isa: str) -> None:
-    heads = HeadLayout(2, 2, 32)
+@pytest.mark.parametrize("head_dim", [16, 32, 48, 128])
+def test_int8_elements_times_scales_are_the_values(isa: str, head_dim: int) -> None:
+    heads = HeadLayout(2, 2, head_dim)
     sequences, num_blocks = make_sequences(np.random.default_rng(8), heads, [32])
     layer = NativeLayer(heads, num_blocks, isa=isa, kv_format="int8")
     feed(layer, [[(sequences[0], 32)]])
-    content = layer.cache.export_blocks(sequences[0].block_ids.tolist())
-    num_elements = NUM_LAYERS * 2 * 2 * 32 * 32
+    content = exported(layer.cache, sequences[0].block_ids.tolist())
+    num_elements = NUM_LAYERS * 2 * 2 * 32 * head_dim
     shape = (NUM_LAYERS, 2, 2, 32)
-    elements = np.frombuffer(content[:num_elements], np.int8).reshape(*shape, 32)
+    elements = np.frombuffer(content[:num_elements], np.int8).reshape(*shape, head_dim)
     scales = np.frombuffer(content[num_elements:], np.float32).reshape(shape)
     stored = (elements * scales[..., None])[LAYER]
-    written = sequences[0].rows[:, heads.query_width :].reshape(32, 2, 2, 32).transpose(1, 2, 0, 3)
+    written = (
+        sequences[0].rows[:, heads.query_width :].reshape(32, 2, 2, head_dim).transpose(1, 2, 0, 3)
+    )
     half_steps = np.abs(written).max(axis=-1, keepdims=True) / 254
     assert (np.abs(stored - written) <= half_steps * 1.001).all()
 
@@ -244,10 +253,23 @@ def test_int8_elements_times_scales_are_the_values(isa: str) -> None:
 def test_blocks_that_do_not_exist_are_refused() -> None:
     cache = _native.KvCache(1, 1, 16, "bf16", 4)
     with pytest.raises(ValueError, match=r"\[0, 4\)"):
-        cache.export_blocks([4])
+        cache.export_blocks([4], bytearray(cache.bytes_per_block))
     with pytest.raises(ValueError, match=r"\[0, 4\)"):
         cache.copy_blocks(np.array([[0, -1]], np.int32))
     with pytest.raises(ValueError, match="they take"):
         cache.import_blocks([0], b"\0")
     with pytest.raises(ValueError, match="multiple of 16"):
         _native.KvCache(1, 1, 24, "bf16", 4)
+
+
+def test_buffers_that_are_no_good_are_refused() -> None:
+    cache = _native.KvCache(1, 1, 16, "bf16", 4)
+    size = cache.bytes_per_block
+    with pytest.raises(ValueError, match="they take"):
+        cache.export_blocks([0, 1], bytearray(size))
+    with pytest.raises(BufferError, match="writable"):
+        cache.export_blocks([0], memoryview(bytes(size)))
+    with pytest.raises(BufferError, match="contiguous"):
+        cache.import_blocks([0], memoryview(bytes(2 * size))[::2])
+    with pytest.raises(TypeError, match="bytes-like"):
+        cache.import_blocks([0], "text")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.wire_blocks import exported
 from twinfire.cache.kv_group import KvGroup
 from twinfire.kernels.torch.kv_memory import KvMemory
 
@@ -25,7 +26,7 @@ def filled_memory(num_blocks: int, seed: int) -> tuple[KvMemory, np.ndarray]:
 
 def test_wire_layout_is_the_canonical_one() -> None:
     memory, tokens = filled_memory(5, seed=0)
-    wire = np.frombuffer(memory.export_blocks([4, 1]), np.float32)
+    wire = np.frombuffer(exported(memory, [4, 1]), np.float32)
     # [block][layer][k, v][kv_head][token][head_dim]
     shaped = wire.reshape(2, 2, 2, 3, 32, 8)
     for index, block in enumerate((4, 1)):
@@ -40,11 +41,11 @@ def test_blocks_survive_the_wire(dtype: str) -> None:
     rows = source.token_rows(np.arange(4 * 32))
     for layer in range(2):
         source.write(layer, rows, torch.randn(4 * 32, 48).to(source.dtype))
-    content = source.export_blocks([3, 0])
+    content = exported(source, [3, 0])
     assert len(content) == 2 * group.bytes_per_block()
     target.import_blocks([5, 2], content)
-    assert target.export_blocks([5, 2]) == content
-    assert target.export_blocks([]) == b""
+    assert exported(target, [5, 2]) == content
+    assert exported(target, []) == b""
     target.import_blocks([], b"")
 
 
@@ -54,16 +55,16 @@ def test_wrong_sizes_and_ids_are_refused() -> None:
         memory.import_blocks([0], b"\0" * (GROUP.bytes_per_block() - 1))
     for block_id in (-1, 4):
         with pytest.raises(ValueError, match=r"\[0, 4\)"):
-            memory.export_blocks([block_id])
+            exported(memory, [block_id])
 
 
 def test_copies_read_before_they_write() -> None:
     memory, _ = filled_memory(4, seed=1)
-    before = [memory.export_blocks([block]) for block in range(4)]
+    before = [exported(memory, [block]) for block in range(4)]
     memory.copy_blocks(np.array([[0, 3], [3, 1]], np.int32))
-    assert memory.export_blocks([0]) == before[0]
-    assert memory.export_blocks([3]) == before[0]
-    assert memory.export_blocks([1]) == before[3]
+    assert exported(memory, [0]) == before[0]
+    assert exported(memory, [3]) == before[0]
+    assert exported(memory, [1]) == before[3]
 
 
 def test_padding_block_is_zero_whatever_is_written() -> None:

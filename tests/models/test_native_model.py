@@ -10,6 +10,7 @@ import pytest
 from support.native_runners import load_native, rounded_weights
 from support.step_batches import Fed, Feeder, load, make_batch
 from support.tiny_models import TINY_MODEL_NAMES, TinyModel, tiny_model
+from support.wire_blocks import exported
 from twinfire.kernels.cpu import _native
 
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -102,7 +103,7 @@ def test_blocks_go_over_the_wire(kv_dtype: str) -> None:
     expected = runners[0].whole(tokens)
     sent = Fed(tokens)
     runners[0].step([(sent, 64)])
-    content = runners[0].runner.export_blocks(sent.block_ids)
+    content = exported(runners[0].runner, sent.block_ids)
     layout = runners[0].runner.kv_layout
     assert len(content) == len(sent.block_ids) * layout.bytes_per_block
     runners[1].runner.import_blocks([9, 8], content)
@@ -119,7 +120,7 @@ def test_a_torch_runner_reads_the_same_blocks() -> None:
     expected = native.whole(tokens)
     sent = Fed(tokens)
     native.step([(sent, 64)])
-    torch_runner.runner.import_blocks([5, 4], native.runner.export_blocks(sent.block_ids))
+    torch_runner.runner.import_blocks([5, 4], exported(native.runner, sent.block_ids))
     received = Fed(tokens, block_ids=[5, 4], num_computed=64)
     torch_runner.next_block[0] = 20
     assert error_of(torch_runner.step([(received, 32)])[0], expected[64:]) < 0.05
@@ -199,7 +200,7 @@ def test_a_profiled_step_is_a_step() -> None:
 def test_kv_is_mapped_once_before_the_first_step() -> None:
     runner = load_native(*_small())
     with pytest.raises(RuntimeError, match="init_kv"):
-        runner.export_blocks([0])
+        runner.export_blocks([0], bytearray())
     with pytest.raises(ValueError, match="at least 1"):
         runner.init_kv(0)
     runner.init_kv(4)

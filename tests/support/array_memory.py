@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from twinfire.cache.kv_group import KvGroup, KvLayout
-from twinfire.transfer.connector import KvContent
+from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
 
 SMALL = KvLayout((KvGroup("target", 2, 2, 8, "bf16"), KvGroup("scales", 2, 2, 1, "f32")), 4)
 """1,152 bytes a block."""
@@ -56,11 +55,13 @@ class ArrayMemory:
             generation = self.generations[block_id]
         return content_of(self.owner, block_id, generation, self.kv_layout)
 
-    def export_blocks(self, block_ids: Sequence[int]) -> KvContent:
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
         # Block by block, so that other threads get in between.
-        return b"".join(self.words[block_id].tobytes() for block_id in block_ids)
+        wire = np.frombuffer(into, np.uint32).reshape(len(block_ids), -1)
+        for words, block_id in zip(wire, block_ids, strict=True):
+            words[:] = self.words[block_id]
 
-    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         blocks = np.frombuffer(content, np.uint32).reshape(len(block_ids), -1)
         for block_id, words in zip(block_ids, blocks, strict=True):
             self.words[block_id] = words

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from twinfire.cache.kv_group import WireBuffer
 from twinfire.engine.hand_off import (
     BlocksComputed,
     HandOffEvent,
@@ -59,6 +60,8 @@ class Clock:
 class Blocks:
     """A pool whose blocks have content and a generation."""
 
+    bytes_per_block = 8
+
     def __init__(self, num_blocks: int) -> None:
         self.free = list(range(num_blocks))
         self.num_blocks = num_blocks
@@ -79,13 +82,13 @@ class Blocks:
             assert block_id not in self.free, "a block was freed twice"
             self.free.append(block_id)
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
         parts = []
         for block_id in block_ids:
             content = self.content[block_id]
             assert content is not None
             parts.append(struct.pack("<q", hash(content)))
-        return b"".join(parts)
+        into[:] = b"".join(parts)
 
 
 def num_blocks_of(submit: Submit) -> int:

@@ -6,13 +6,12 @@ in block tables, copies or prefix sharing changes the drawn tokens.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from twinfire.cache.kv_group import KvGroup, KvLayout
+from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
 from twinfire.kernels.step_batch import StepBatch
 
 UNWRITTEN = -1
@@ -64,10 +63,10 @@ class MockRunner:
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         return np.stack([mock_logits(row, self._vocab_size) for row in self._rows[start:stop]])
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        return b"".join(struct.pack(f"<{self._kv.shape[1]}q", *self._kv[b]) for b in block_ids)
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        np.frombuffer(into, np.int64)[:] = self._kv[list(block_ids)].reshape(-1)
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         values = np.frombuffer(content, np.int64).reshape(len(block_ids), self._kv.shape[1])
         self._kv[list(block_ids)] = values
 

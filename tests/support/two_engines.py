@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from support.engines import Collector
 from support.mock_runner import MockRunner
-from twinfire.cache.kv_group import KvLayout
+from support.wire_blocks import exported
+from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
 from twinfire.engine.engine import Engine
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, PromptComputed, Reservation
 from twinfire.engine.runner import Runner
@@ -58,10 +59,10 @@ class CountedRunner:
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         return self._runner.logits(start, stop)
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        return self._runner.export_blocks(block_ids)
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        self._runner.export_blocks(block_ids, into)
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         self._runner.import_blocks(block_ids, content)
 
 
@@ -156,7 +157,7 @@ class TwoEngines:
         for index in range(reservation.num_cached_blocks, event.num_prompt_blocks):
             block_id, generation = transfer.blocks[index]
             assert self.prefill.block_generation(block_id) == generation, "a block was reused"
-            content = self.prefill_runner.export_blocks([block_id])
+            content = exported(self.prefill_runner, [block_id])
             self.decode_runner.import_blocks([reservation.block_ids[index]], content)
         self.num_blocks_moved += event.num_prompt_blocks - reservation.num_cached_blocks
         output = self.decode.adopt(event.key, event.prompt, event.first)

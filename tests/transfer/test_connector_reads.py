@@ -15,6 +15,7 @@ import pytest
 from support.array_memory import LARGE, ArrayMemory, content_of
 from support.connector_ends import LOOPBACK, SECRET, End, MakeEnd, Outcome, blocks_of, unix_address
 from support.tls_files import GATEWAY, WORKER
+from twinfire.cache.kv_group import WireBuffer
 from twinfire.protocol.addresses import Address, TcpAddress
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Peer
@@ -128,11 +129,10 @@ class MemoryThatMoves(ArrayMemory):
         super().__init__(10)
         self._victim = victim
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        content = super().export_blocks(block_ids)
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        super().export_blocks(block_ids, into)
         if self._victim in block_ids:
             self.hand_out(self._victim)
-        return bytes(content)
 
 
 def test_a_block_given_away_during_the_read_is_stale(make_end: MakeEnd) -> None:
@@ -183,7 +183,7 @@ def test_no_read_succeeds_with_anothers_content(make_end: MakeEnd) -> None:
 
 
 class MemoryThatFails(ArrayMemory):
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
         raise MemoryError("no room to pack")
 
     def import_blocks(self, block_ids: Sequence[int], content: object) -> None:

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 BLOCK_SIZE = 32
 """Tokens in a block."""
 
+WireBytes = bytes | bytearray | memoryview
+"""Blocks in the wire layout, one after the other; contiguous, of any alignment."""
+WireBuffer = bytearray | memoryview
+"""Room for such bytes."""
+
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1}
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
-from twinfire.cache.kv_group import KvGroup, KvLayout
+from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
 from twinfire.engine.runner import LoadProgress
 from twinfire.kernels.cpu import _native
 from twinfire.kernels.cpu.lowering import lower, matrix_uses
@@ -116,12 +116,12 @@ class NativeRunner:
             self._program.logits(start, stop, self._logits[:count])
         return self._logits[:count]
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return the blocks in the canonical wire layout; ValueError on a block that is none."""
-        return self._allocated().export_blocks(list(block_ids))
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write the blocks to `into`; ValueError on a block that is none or a wrong size."""
+        self._allocated().export_blocks(list(block_ids), into)
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
         self._allocated().import_blocks(list(block_ids), content)
 
     def _allocated(self) -> _native.KvCache:

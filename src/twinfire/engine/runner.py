@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from twinfire.cache.kv_group import KvLayout
+from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
 from twinfire.kernels.step_batch import StepBatch
 
 LoadProgress = Callable[[str, int, int], None]
@@ -48,10 +48,13 @@ class Runner(Protocol):
         """
         ...
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return the blocks' content in the canonical wire layout, block after block."""
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write the blocks' content to `into` in the canonical wire layout, block after block.
+
+        ValueError on a block that is none and when the size does not fit.
+        """
         ...
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
         ...

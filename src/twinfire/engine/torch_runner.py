@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
-from twinfire.cache.kv_group import BLOCK_SIZE, KvGroup, KvLayout
+from twinfire.cache.kv_group import BLOCK_SIZE, KvGroup, KvLayout, WireBuffer, WireBytes
 from twinfire.engine.runner import LoadProgress
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.kernels.torch.dtypes import torch_dtype
@@ -102,13 +102,13 @@ class TorchRunner:
         return logits.to(device="cpu", dtype=torch.float32).contiguous().numpy()
 
     @torch.inference_mode()
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return the blocks in the canonical wire layout; ValueError on a block that is none."""
-        return self._allocated().export_blocks(block_ids)
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write the blocks to `into`; ValueError on a block that is none or a wrong size."""
+        self._allocated().export_blocks(block_ids, into)
 
     @torch.inference_mode()
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
         self._allocated().import_blocks(block_ids, content)
 
     def _allocated(self) -> KvMemory:

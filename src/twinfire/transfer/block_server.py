@@ -169,14 +169,16 @@ class BlockServer:
         blocks = requested_blocks(request, memory.kv_layout, memory.num_blocks)
         if self._refuse_stale(stream, request, blocks):
             return
+        num_bytes = len(blocks) * memory.kv_layout.bytes_per_block
         try:
-            content = memory.export_blocks([block.block_id for block in blocks])
+            place = sender.place(request.slot, num_bytes)
+            memory.export_blocks([block.block_id for block in blocks], place)
         except Exception as error:
             log.exception("blocks could not be packed")
             send_reason(stream, request.request_id, FAULT, f"cannot pack blocks: {error!r}")
             return
         if not self._refuse_stale(stream, request, blocks):
-            sender.send(stream, request.request_id, request.slot, content)
+            sender.send(stream, request.request_id, request.slot, num_bytes)
 
     def _refuse_stale(
         self, stream: DataStream, request: ReadRequest, blocks: Sequence[RemoteBlock]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from twinfire.transfer.connector import KvContent
 from twinfire.transfer.data_stream import DataStream
 
 
@@ -49,8 +48,12 @@ class ContentSender(Protocol):
         """What the reading end must know."""
         ...
 
-    def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
-        """Reply with content. Raises CarrierFailed, or StreamEnded."""
+    def place(self, slot: int, num_bytes: int) -> memoryview:
+        """Return where to pack what is to be sent to `slot`; valid until the next call for it."""
+        ...
+
+    def send(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> None:
+        """Reply with what has been packed. Raises CarrierFailed, or StreamEnded."""
         ...
 
     def confirmed(self, slot: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twinfire.cache.kv_group import KvLayout
+from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
 from twinfire.protocol.errors import TwinfireError
 from twinfire.protocol.messages import Peer
 
@@ -31,10 +31,6 @@ class RemoteBlock:
     generation: int
 
 
-KvContent = bytes | bytearray | memoryview
-"""Blocks in the wire layout, one after the other."""
-
-
 class KvMemory(Protocol):
     """This worker's blocks, as a connector sees them. Safe to call from any thread.
 
@@ -52,11 +48,11 @@ class KvMemory(Protocol):
         """Ids lie in [0, num_blocks)."""
         ...
 
-    def export_blocks(self, block_ids: Sequence[int]) -> KvContent:
-        """Return blocks in the wire layout."""
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write blocks in the wire layout to `into`, which they fill."""
         ...
 
-    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         """Fill blocks from the wire layout. `content` is the caller's again afterwards."""
         ...
 

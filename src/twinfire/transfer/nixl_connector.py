@@ -20,7 +20,7 @@ from twinfire.protocol.addresses import Address
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.worker_config import TlsFiles
 from twinfire.transfer.carrier import CarrierFailed
-from twinfire.transfer.connector import Connector, KvContent, KvMemory
+from twinfire.transfer.connector import Connector, KvMemory
 from twinfire.transfer.data_stream import DataStream
 from twinfire.transfer.data_wire import CONTENT, WINDOW, max_blocks_per_request, send_reply
 from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
@@ -110,10 +110,13 @@ class NixlSender:
             NixlOffer(self._region.metadata, self._region.address)
         )
 
-    def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
-        """Put blocks in place and reply."""
-        start, num_bytes = slot * self._slot_bytes, len(content)
-        self._region.view[start : start + num_bytes] = content
+    def place(self, slot: int, num_bytes: int) -> memoryview:
+        """Return where the reader will look."""
+        start = slot * self._slot_bytes
+        return self._region.view[start : start + num_bytes]
+
+    def send(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> None:
+        """Let the reader take what has been packed."""
         if slot not in self._exposed:
             self._exposed.add(slot)
             self._agent.expose(1)

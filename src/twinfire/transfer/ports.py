@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from twinfire.cache.kv_group import WireBuffer
 from twinfire.engine.hand_off import BlockHold, PrefixImport, Reservation
 from twinfire.engine.step_report import GatewayOutput
 from twinfire.protocol.messages import (
@@ -125,6 +126,11 @@ class HoldingEngine(Protocol):
 class BlockBytes(Protocol):
     """Where the content of blocks is read for checks."""
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return blocks in the wire layout, all of one length."""
+    @property
+    def bytes_per_block(self) -> int:
+        """Of the wire layout."""
+        ...
+
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write blocks in the wire layout to `into`, which they fill."""
         ...

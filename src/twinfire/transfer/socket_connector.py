@@ -8,7 +8,7 @@ from __future__ import annotations
 from twinfire.cache.kv_group import KvLayout
 from twinfire.protocol.addresses import Address
 from twinfire.protocol.worker_config import TlsFiles
-from twinfire.transfer.connector import Connector, KvContent, KvMemory
+from twinfire.transfer.connector import Connector, KvMemory
 from twinfire.transfer.data_stream import DataStream
 from twinfire.transfer.data_wire import CONTENT, max_blocks_per_request, send_reply
 from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
@@ -36,14 +36,23 @@ class SocketReceiver:
 
 
 class SocketSender:
-    """Sends blocks behind the reply."""
+    """Sends blocks behind the reply, from one buffer, as they are gone when it is used again."""
 
     offer_data = b""
 
-    def send(self, stream: DataStream, request_id: int, slot: int, content: KvContent) -> None:
-        """Reply with content."""
-        send_reply(stream, request_id, CONTENT, len(content))
-        stream.send(content)
+    def __init__(self) -> None:
+        self._buffer = memoryview(b"")
+
+    def place(self, slot: int, num_bytes: int) -> memoryview:
+        """Return where to pack."""
+        if num_bytes > len(self._buffer):
+            self._buffer = memoryview(bytearray(num_bytes))
+        return self._buffer[:num_bytes]
+
+    def send(self, stream: DataStream, request_id: int, slot: int, num_bytes: int) -> None:
+        """Reply with what has been packed."""
+        send_reply(stream, request_id, CONTENT, num_bytes)
+        stream.send(self._buffer[:num_bytes])
 
     def confirmed(self, slot: int) -> None:
         """Nothing is kept."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twinfire.cache.kv_group import KvLayout
+from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
 from twinfire.engine.runner import Runner
-from twinfire.transfer.connector import KvContent
 
 
 class WorkerKvMemory:
@@ -29,17 +28,22 @@ class WorkerKvMemory:
         return self._runner.kv_layout
 
     @property
+    def bytes_per_block(self) -> int:
+        """Of the wire layout."""
+        return self._runner.kv_layout.bytes_per_block
+
+    @property
     def num_blocks(self) -> int:
         """Ids lie in [0, num_blocks)."""
         return self._num_blocks
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return blocks in the wire layout."""
-        return self._runner.export_blocks(block_ids)
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write blocks to `into` in the wire layout."""
+        self._runner.export_blocks(block_ids, into)
 
-    def import_blocks(self, block_ids: Sequence[int], content: KvContent) -> None:
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         """Fill blocks from the wire layout."""
-        self._runner.import_blocks(block_ids, bytes(content))
+        self._runner.import_blocks(block_ids, content)
 
     def block_generation(self, block_id: int) -> int:
         """Return the number that rises whenever the block is handed out."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from twinfire.cache.kv_group import WireBuffer, WireBytes
+
 Int32Array = npt.NDArray[np.int32]
 StepArrays = tuple[
     Int32Array,
@@ -147,18 +149,21 @@ class KvCache:
     @property
     def memory_bytes(self) -> int: ...
     @property
-    def wire_bytes_per_block(self) -> int: ...
+    def bytes_per_block(self) -> int:
+        """Of the wire layout, and in memory as well."""
+
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy block `pairs[:, 0]` to block `pairs[:, 1]`, one after the other."""
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return the blocks in the canonical wire layout; ValueError on a block that is none.
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write the blocks to `into` in the canonical wire layout.
 
         In int8 a block's float32 scales, one for each head and token, follow its elements.
+        ValueError on a block that is none and when the size does not fit.
         """
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
 
 class Attention:
     """Attention by itself, for tests and benchmarks."""

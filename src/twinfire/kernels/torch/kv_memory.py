@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twinfire.cache.kv_group import KvGroup
+from twinfire.cache.kv_group import KvGroup, WireBuffer, WireBytes
 from twinfire.kernels.torch.dtypes import torch_dtype
 
 IntArray = npt.NDArray[np.integer]
@@ -91,9 +91,14 @@ class KvMemory:
         for layer in self._layers:
             layer.index_copy_(0, destinations, layer.index_select(0, sources))
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
-        """Return the blocks in the canonical wire layout, block after block."""
-        ids = self._checked(block_ids)
+    @property
+    def bytes_per_block(self) -> int:
+        """Of the wire layout."""
+        return self.group.bytes_per_block(self.block_size)
+
+    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+        """Write the blocks to `into` in the canonical wire layout, block after block."""
+        ids = self._checked(block_ids, into)
         rows = self.block_rows(ids)
         per_layer = [
             layer.index_select(0, rows)
@@ -102,14 +107,11 @@ class KvMemory:
             for layer in self._layers
         ]
         wire = torch.stack(per_layer, dim=1).contiguous().cpu()
-        return wire.view(torch.uint8).numpy().tobytes()
+        np.frombuffer(into, np.uint8)[:] = wire.view(torch.uint8).numpy().reshape(-1)
 
-    def import_blocks(self, block_ids: Sequence[int], content: bytes) -> None:
-        """Fill blocks from `export_blocks`; ValueError when the size does not fit."""
-        ids = self._checked(block_ids)
-        expected = len(ids) * self.group.bytes_per_block(self.block_size)
-        if len(content) != expected:
-            raise ValueError(f"{len(content)} bytes for {len(ids)} blocks; they take {expected}")
+    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+        """Fill blocks from what `export_blocks` wrote; ValueError when the size does not fit."""
+        ids = self._checked(block_ids, content)
         if not len(ids):
             return
         rows = self.block_rows(ids)
@@ -120,10 +122,13 @@ class KvMemory:
             by_plane = shaped[:, index].transpose(0, 1).reshape(-1, self._block_elements)
             layer.index_copy_(0, rows, by_plane)
 
-    def _checked(self, block_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    def _checked(self, block_ids: Sequence[int], wire: WireBytes) -> npt.NDArray[np.int64]:
         ids = np.asarray(block_ids, dtype=np.int64)
         if any(not 0 <= block_id < self.num_blocks for block_id in block_ids):
             raise ValueError(f"block ids must lie in [0, {self.num_blocks})")
+        num_bytes, expected = memoryview(wire).nbytes, len(ids) * self.bytes_per_block
+        if num_bytes != expected:
+            raise ValueError(f"{num_bytes} bytes for {len(ids)} blocks; they take {expected}")
         return ids
 
     def _to_device(self, indices: npt.NDArray[np.int64]) -> Tensor:

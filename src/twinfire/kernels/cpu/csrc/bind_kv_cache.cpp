@@ -16,6 +16,24 @@ namespace nb = nanobind;
 
 namespace {
 
+// The bytes of any object that lends them, for as long as this lives. Made and ended with the GIL;
+// BufferError when the object does not lend them as `flags` asks, TypeError when it has none.
+class Buffer {
+ public:
+  Buffer(nb::handle object, int flags) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags)) throw nb::python_error();
+  }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  size_t size() const { return size_t(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
 std::shared_ptr<KvCache> make_cache(int num_layers, int num_kv_heads, int head_dim,
                                     std::string_view format, int64_t num_blocks) {
   require(num_layers > 0 && num_kv_heads > 0 && num_blocks > 0, "an empty KV cache");
@@ -33,31 +51,33 @@ void check_ids(const KvCache& cache, const std::vector<int64_t>& ids) {
           ("block ids must lie in [0, " + std::to_string(cache.shape().num_blocks) + ")").c_str());
 }
 
-nb::bytes export_blocks(const KvCache& cache, const std::vector<int64_t>& ids) {
-  check_ids(cache, ids);
-  const size_t block_bytes = size_t(cache.wire_bytes_per_block());
-  nb::bytes content = nb::steal<nb::bytes>(
-      PyBytes_FromStringAndSize(nullptr, Py_ssize_t(ids.size() * block_bytes)));
-  if (!content.is_valid()) throw nb::python_error();
-  auto* wire = reinterpret_cast<std::byte*>(PyBytes_AsString(content.ptr()));
-  const nb::gil_scoped_release released;
-  for (size_t i = 0; i < ids.size(); ++i)
-    cache.export_block(ids[i], {wire + i * block_bytes, block_bytes});
-  return content;
+void check_size(const KvCache& cache, const std::vector<int64_t>& ids, const Buffer& wire) {
+  const size_t expected = ids.size() * size_t(cache.bytes_per_block());
+  if (wire.size() != expected)
+    throw nb::value_error((std::to_string(wire.size()) + " bytes for " +
+                           std::to_string(ids.size()) + " blocks; they take " +
+                           std::to_string(expected))
+                              .c_str());
 }
 
-void import_blocks(KvCache& cache, const std::vector<int64_t>& ids, nb::bytes content) {
+void export_blocks(const KvCache& cache, const std::vector<int64_t>& ids, nb::object into) {
   check_ids(cache, ids);
-  const size_t block_bytes = size_t(cache.wire_bytes_per_block());
-  if (content.size() != ids.size() * block_bytes)
-    throw nb::value_error((std::to_string(content.size()) + " bytes for " +
-                           std::to_string(ids.size()) + " blocks; they take " +
-                           std::to_string(ids.size() * block_bytes))
-                              .c_str());
-  const auto* wire = static_cast<const std::byte*>(content.data());
+  const Buffer wire(into, PyBUF_WRITABLE);
+  check_size(cache, ids, wire);
+  const size_t block_bytes = size_t(cache.bytes_per_block());
   const nb::gil_scoped_release released;
   for (size_t i = 0; i < ids.size(); ++i)
-    cache.import_block(ids[i], {wire + i * block_bytes, block_bytes});
+    cache.export_block(ids[i], {wire.data() + i * block_bytes, block_bytes});
+}
+
+void import_blocks(KvCache& cache, const std::vector<int64_t>& ids, nb::object content) {
+  check_ids(cache, ids);
+  const Buffer wire(content, PyBUF_SIMPLE);
+  check_size(cache, ids, wire);
+  const size_t block_bytes = size_t(cache.bytes_per_block());
+  const nb::gil_scoped_release released;
+  for (size_t i = 0; i < ids.size(); ++i)
+    cache.import_block(ids[i], {wire.data() + i * block_bytes, block_bytes});
 }
 
 }  // namespace
@@ -67,7 +87,7 @@ void bind_kv_cache(nb::module_& module) {
       .def(nb::new_(&make_cache), nb::arg("num_layers"), nb::arg("num_kv_heads"),
            nb::arg("head_dim"), nb::arg("format"), nb::arg("num_blocks"))
       .def_prop_ro("memory_bytes", &KvCache::memory_bytes)
-      .def_prop_ro("wire_bytes_per_block", &KvCache::wire_bytes_per_block)
+      .def_prop_ro("bytes_per_block", &KvCache::bytes_per_block)
       .def("copy_blocks",
            [](KvCache& cache, ConstMatrix<int32_t> pairs) {
              require(pairs.shape(1) == 2, "pairs are [n, 2]");
@@ -77,7 +97,7 @@ void bind_kv_cache(nb::module_& module) {
                cache.copy_block(ids[2 * i], ids[2 * i + 1]);
            },
            nb::arg("pairs"))
-      .def("export_blocks", &export_blocks, nb::arg("block_ids"))
+      .def("export_blocks", &export_blocks, nb::arg("block_ids"), nb::arg("into"))
       .def("import_blocks", &import_blocks, nb::arg("block_ids"), nb::arg("content"));
 }
 

@@ -5,37 +5,11 @@
 #include <cstring>
 #include <new>
 
+#include "kv_wire.h"
+
 namespace tf {
 
 namespace {
-
-// One plane (keys or values of a block and head) of elements of `Element`, between the order of
-// pairs and the wire's [token][head_dim].
-template <typename Element>
-struct Planes {
-  static size_t key_index(int token, int dim) {
-    return (size_t(dim / 2) * kBlockTokens + token) * 2 + dim % 2;
-  }
-  static size_t value_index(int token, int dim, int head_dim) {
-    return (size_t(token / 2) * head_dim + dim) * 2 + token % 2;
-  }
-  static size_t index(bool is_value, int token, int dim, int head_dim) {
-    return is_value ? value_index(token, dim, head_dim) : key_index(token, dim);
-  }
-
-  static void to_wire(const std::byte* plane, bool is_value, int head_dim, std::byte* wire) {
-    for (int token = 0; token < kBlockTokens; ++token)
-      for (int dim = 0; dim < head_dim; ++dim, wire += sizeof(Element))
-        std::memcpy(wire, plane + index(is_value, token, dim, head_dim) * sizeof(Element),
-                    sizeof(Element));
-  }
-  static void from_wire(const std::byte* wire, bool is_value, int head_dim, std::byte* plane) {
-    for (int token = 0; token < kBlockTokens; ++token)
-      for (int dim = 0; dim < head_dim; ++dim, wire += sizeof(Element))
-        std::memcpy(plane + index(is_value, token, dim, head_dim) * sizeof(Element), wire,
-                    sizeof(Element));
-  }
-};
 
 constexpr int64_t kScaleBytes = kBlockTokens * sizeof(float);
 
@@ -60,7 +34,7 @@ KvLayer KvCache::layer(int index) const {
           shape_.head_dim, shape_.format};
 }
 
-int64_t KvCache::wire_bytes_per_block() const {
+int64_t KvCache::bytes_per_block() const {
   return head_bytes_ * shape_.num_kv_heads * shape_.num_layers;
 }
 
@@ -91,22 +65,22 @@ static void for_each_plane(const KvCache& cache, int64_t block, Byte* wire, Visi
 
 void KvCache::export_block(int64_t block, std::span<std::byte> wire) const {
   const bool is_int8 = shape_.format == KvFormat::int8;
-  const auto to_wire = is_int8 ? Planes<int8_t>::to_wire : Planes<uint16_t>::to_wire;
+  const auto to_wire = is_int8 ? WirePlanes<uint8_t>::to_wire : WirePlanes<uint16_t>::to_wire;
   for_each_plane(*this, block, wire.data(),
                  [&](const std::byte* plane, bool is_value, std::byte* wire_plane,
                      const std::byte* scales, std::byte* wire_scales) {
-                   to_wire(plane, is_value, shape_.head_dim, wire_plane);
+                   to_wire(plane, is_value, size_t(shape_.head_dim), wire_plane);
                    if (is_int8) std::memcpy(wire_scales, scales, kScaleBytes);
                  });
 }
 
 void KvCache::import_block(int64_t block, std::span<const std::byte> wire) {
   const bool is_int8 = shape_.format == KvFormat::int8;
-  const auto from_wire = is_int8 ? Planes<int8_t>::from_wire : Planes<uint16_t>::from_wire;
+  const auto from_wire = is_int8 ? WirePlanes<uint8_t>::from_wire : WirePlanes<uint16_t>::from_wire;
   for_each_plane(*this, block, wire.data(),
                  [&](std::byte* plane, bool is_value, const std::byte* wire_plane,
                      std::byte* scales, const std::byte* wire_scales) {
-                   from_wire(wire_plane, is_value, shape_.head_dim, plane);
+                   from_wire(wire_plane, is_value, size_t(shape_.head_dim), plane);
                    if (is_int8) std::memcpy(scales, wire_scales, kScaleBytes);
                  });
 }

@@ -52,7 +52,7 @@ class KvCache {
   const KvShape& shape() const { return shape_; }
   KvLayer layer(int index) const;
   int64_t memory_bytes() const { return memory_bytes_; }
-  int64_t wire_bytes_per_block() const;
+  int64_t bytes_per_block() const;
 
   // Block ids must lie in [0, num_blocks).
   void copy_block(int64_t source, int64_t destination);
