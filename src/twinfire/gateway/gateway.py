@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from twinfire.gateway.checked_grammars import CheckedGrammars
 from twinfire.gateway.errors import HttpError, not_ready
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.external.external_models import ExternalModels
@@ -41,6 +42,7 @@ class Gateway:
             if name in models.by_name:
                 raise InvalidRequest(f"two models are called `{name}`", "names")
         self.draining = False
+        self.checked_grammars = CheckedGrammars()
         self._exchanges: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -33,6 +33,10 @@ class RequestLimits:
     max_logit_bias: int = 1024
     max_request_id_chars: int = 256
     max_cache_salt_chars: int = 1024
+    max_grammar_chars: int = 256 * 1024
+    """Of the schema, regular expression or grammar of an output, or of all tools together."""
+    max_grammar_depth: int = 100
+    """How deep their brackets may be nested."""
     max_request_s: float | None = None
     """How long a request may take in all, whatever it asks for itself; None for no limit."""
 

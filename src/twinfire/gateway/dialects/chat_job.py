@@ -18,6 +18,7 @@ from twinfire.gateway.dialects.conversation import (
 from twinfire.gateway.dialects.generate import answer_id, checked_cache_salt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.not_served import refuse_unserved_chat
+from twinfire.gateway.dialects.output_grammar import requested_grammar
 from twinfire.gateway.dialects.prompts import check_min_tokens, output_bound, truncate
 from twinfire.gateway.dialects.requests import ChatRequest
 from twinfire.gateway.dialects.sampling import (
@@ -118,7 +119,8 @@ async def prepare_chat(
         len(prompt), asked, model, default=None, param=param, prompt_param="messages"
     )
     check_min_tokens(request, max_tokens)
-    sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+    grammar = await requested_grammar(gateway, request, model)
+    sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens, grammar=grammar)
     generation = GenerationJob(
         prompts=[prompt],
         sampling=with_drawn_seeds(sampling, 1, request.seed is not None),

@@ -27,6 +27,7 @@ from twinfire.gateway.dialects.generate import (
 from twinfire.gateway.dialects.json_body import decode_body
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.not_served import refuse_unserved_completion
+from twinfire.gateway.dialects.output_grammar import requested_grammar
 from twinfire.gateway.dialects.prompts import (
     TextOrIds,
     check_min_tokens,
@@ -136,6 +137,8 @@ class Completions:
         reply_id = answer_id("cmpl-", exchange, request)
         cache_salt = checked_cache_salt(request, limits)
         sampling = _sampling(request, model, limits)
+        grammar = await requested_grammar(self._gateway, request, model)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
         ids = await self._gateway.handle_text(
             sum(map(len, prompts)), _all_prompt_ids, prompts, request, model
         )

@@ -25,14 +25,9 @@ def _one_of(*values: object) -> AsksForNothing:
     )
 
 
-def _is_text_format(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
-
-
 _SHARED: tuple[tuple[str, AsksForNothing], ...] = (
     *((name, _is_absent) for name in NotServed.__struct_fields__),
     ("use_beam_search", _one_of(False)),
-    ("response_format", _is_text_format),
 )
 
 _CHAT: tuple[tuple[str, AsksForNothing], ...] = (

@@ -41,11 +41,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class NotServed(msgspec.Struct, kw_only=True):
     """Fields that are known and refused: ignoring them would give a wrong answer."""
 
-    structured_outputs: JsonValue = None
-    guided_json: JsonValue = None
-    guided_regex: JsonValue = None
-    guided_choice: JsonValue = None
-    guided_grammar: JsonValue = None
     structural_tag: JsonValue = None
     prompt_embeds: JsonValue = None
     logprob_token_ids: JsonValue = None
@@ -91,6 +86,11 @@ class SamplingFields(NotServed, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: JsonValue = None
+    structured_outputs: JsonValue = None
+    guided_json: JsonValue = None
+    guided_regex: JsonValue = None
+    guided_choice: JsonValue = None
+    guided_grammar: JsonValue = None
     use_beam_search: JsonValue = None
     best_of: JsonValue = None
     user: str | None = None
