@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from support.byte_tokenizer import BOS_ID
-from support.gateway_server import MODEL, RunningGateway, byte_text_side, running_gateway
+from support.byte_tokenizer import BOS_ID, ByteTokenizer
+from support.gateway_server import MODEL, RunningGateway, running_gateway, tiny_config
 from support.raw_http import Answer, request
 from support.scripted_backend import ScriptedBackend, say
 from twinfire.gateway.dialects.stream_padding import MAX_PADDING_CHARS, StreamPadding
@@ -161,8 +161,7 @@ def test_a_conversation_and_its_prompt_are_the_same_tokens(gateway: RunningGatew
 
 
 def test_a_model_without_a_template_takes_a_prompt_as_it_is() -> None:
-    side = byte_text_side()
-    bare = TextSide(side.tokenizer, None, side.config, side.vocabulary)
+    bare = TextSide.load(ByteTokenizer(), None, tiny_config())
     with running_gateway(text=bare) as gateway:
         assert run(gateway, {"prompt": "hi"}, MODEL).status == 200
         assert list(gateway.backend.submitted[-1][0]) == [BOS_ID, *b"hi"]

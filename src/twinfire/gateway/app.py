@@ -10,7 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from twinfire.accounts.database import open_database
 from twinfire.gateway.backends.backend import Backend
+from twinfire.gateway.batches.batches import Batches
+from twinfire.gateway.batches.private_file import private_database_file
 from twinfire.gateway.cluster_control import ClusterControl
 from twinfire.gateway.dialects.chat import ChatCompletions
 from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
@@ -18,6 +21,7 @@ from twinfire.gateway.dialects.completions import Completions
 from twinfire.gateway.dialects.openai_responses_routes import responses_handlers
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
+from twinfire.gateway.dialects.workers_ai_batches import BatchAnswers
 from twinfire.gateway.dialects.workers_ai_routes import routing_fault, workers_ai_routes
 from twinfire.gateway.endpoint import Endpoint, Handler
 from twinfire.gateway.errors import STATUS_TYPES, HttpError, fault_of
@@ -57,7 +61,10 @@ def create_app_of_models(
     """
     gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
     routes = _routes(gateway)
-    routes += workers_ai_routes(gateway, routes)
+    database = open_database(settings.database or private_database_file())
+    batches = Batches(gateway.models, database, BatchAnswers(gateway), lambda: gateway.num_served)
+    gateway.add_background(batches.start, batches.stop)
+    routes += workers_ai_routes(gateway, batches, routes)
     routes += _cluster_routes(gateway, cluster) if cluster else ()
     app = Starlette(
         routes=routes,

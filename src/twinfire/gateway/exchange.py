@@ -64,6 +64,8 @@ class Exchange:
         """All events that end a running stream with a fault; None for an error and `[DONE]`."""
         self.before_last_events: Callable[[], Awaitable[None]] | None = None
         """Awaited before a stream's last events leave, of which a client may make use at once."""
+        self.generates = False
+        """Whether a model computes for it."""
         self.arrival_s = time.monotonic()
         self.settings = settings
         self.body = b""

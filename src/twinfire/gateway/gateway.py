@@ -7,7 +7,7 @@ runs is counted until it is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ from twinfire.gateway.hosted_model import HostedModels, ReadyModel
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import InvalidRequest
 
+BackgroundCall = Callable[[], Awaitable[None]]
 DRAINING = "the server is shutting down"
 
 P = ParamSpec("P")
@@ -46,6 +47,7 @@ class Gateway:
         self._exchanges: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._background: list[tuple[BackgroundCall, BackgroundCall]] = []
         self._text_threads = ThreadPoolExecutor(settings.text_threads, "twinfire-text")
 
     @property
@@ -94,6 +96,20 @@ class Gateway:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._text_threads, lambda: work(*args, **kwargs))
 
+    @property
+    def num_served(self) -> int:
+        """Requests that somebody waits for and that a model computes."""
+        return sum(one.generates for one in self._exchanges)
+
+    def add_background(self, start: BackgroundCall, stop: BackgroundCall) -> None:
+        """Have `start` awaited when serving begins, and `stop` before the drain."""
+        self._background.append((start, stop))
+
+    async def start_background(self) -> None:
+        """Begin what goes on beside requests."""
+        for start, _ in self._background:
+            await start()
+
     def enter(self, exchange: Exchange) -> None:
         """Count an exchange in; 503 while draining."""
         if self.draining:
@@ -117,6 +133,8 @@ class Gateway:
         Returns whether everything finished by itself.
         """
         self.start_drain()
+        for _, stop in self._background:
+            await stop()
         idle = asyncio.create_task(self._idle.wait())
         hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait(

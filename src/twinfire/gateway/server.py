@@ -69,6 +69,7 @@ class GatewayServer:
         if handle_signals:
             for number in _STOP_SIGNALS:
                 loop.add_signal_handler(number, self.stop)
+        await self._gateway.start_background()
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         stopping = asyncio.create_task(self._stop.wait())
         try:

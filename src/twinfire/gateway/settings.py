@@ -49,6 +49,8 @@ class GatewaySettings:
     """More public names, each with the name of the model that it stands for."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the inference paths; none needed when empty."""
+    database: str | None = None
+    """File or URL of what must outlive the process; None keeps it for the process's life."""
     admin_key: str | None = None
     """Opens `/cluster/` to every host; None leaves it to this one and to the keys above."""
     keep_alive_s: float = 15.0

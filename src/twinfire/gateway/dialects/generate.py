@@ -87,6 +87,7 @@ def start_generation(
     model: ReadyModel, exchange: Exchange, request: SamplingFields, job: GenerationJob
 ) -> TextGeneration:
     """Return the job's generation; it is submitted when it is iterated."""
+    exchange.generates = True
     lengths = [len(prompt) for prompt in job.prompts]
     meter = RequestMeter(model.metrics, exchange.arrival_s, lengths, job.n)
     job = dataclasses.replace(job, context=request_context(exchange, request))

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from starlette.responses import Response
 from starlette.routing import Route
 
+from twinfire.gateway.batches.batches import Batches
 from twinfire.gateway.dialects.workers_ai import WorkersAiRun
+from twinfire.gateway.dialects.workers_ai_batches import BatchRequests
 from twinfire.gateway.dialects.workers_ai_errors import error_kind, failure_body, speak_workers_ai
 from twinfire.gateway.dialects.workers_ai_models import ModelSearch
 from twinfire.gateway.dialects.workers_ai_shapes import SHARED_PATHS
@@ -24,9 +26,9 @@ ACCOUNT_PREFIX = _API_PREFIX + "/accounts/{account_id}"
 _PREFIXES = (ACCOUNT_PREFIX, "")
 
 
-def workers_ai_routes(gateway: Gateway, others: Sequence[Route]) -> list[Route]:
+def workers_ai_routes(gateway: Gateway, batches: Batches, others: Sequence[Route]) -> list[Route]:
     """Return all routes; those of `others` that the service has under `/ai` are offered there."""
-    run = WorkersAiRun(gateway)
+    run = WorkersAiRun(gateway, BatchRequests(gateway, batches))
     search = ModelSearch(gateway)
     routes = []
     for prefix in _PREFIXES:
