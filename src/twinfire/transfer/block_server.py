@@ -8,12 +8,10 @@ it was packed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import selectors
 import socket
-import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ import msgspec
 
 from twinfire.protocol.addresses import Address, TcpAddress, UnixAddress
 from twinfire.protocol.link_auth import AuthError
+from twinfire.protocol.unix_sockets import listen_unix
 from twinfire.transfer.carrier import Carrier, CarrierFailed, ContentSender
 from twinfire.transfer.connector import KvMemory, RemoteBlock
 from twinfire.transfer.data_link import LinkHello, LinkRefused, LinkSecurity, accept_link, tune_tcp
@@ -200,25 +199,9 @@ def _listen(address: Address) -> socket.socket:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.create_server((address.host, address.port), family=family, backlog=128)
     else:
-        _remove_abandoned(address.path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(address.path)
-            os.chmod(address.path, stat.S_IRUSR | stat.S_IWUSR)
-            listener.listen(128)
-        except OSError:
-            listener.close()
-            raise
+        listener = listen_unix(address.path)
     listener.setblocking(False)
     return listener
-
-
-def _remove_abandoned(path: str) -> None:
-    """Remove the socket file of a process that is gone; one that is listened on stays."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        if probe.connect_ex(path) == errno.ECONNREFUSED and stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
 
 
 def _bound_address(listen: Address, listener: socket.socket) -> Address:

@@ -24,10 +24,11 @@ from twinfire.protocol.messages import (
     ToGateway,
     ToWorker,
 )
+from twinfire.protocol.unix_sockets import listen_unix
 from twinfire.worker.framed_link import HANDSHAKE_LIMIT_S, MAX_UNREAD_BYTES, FramedLink
 from twinfire.worker.gateway_joiner import GatewayJoiner
 from twinfire.worker.inbox import FromGateway, GatewayJoined, GatewayLost
-from twinfire.worker.link_security import LinkSecurity, listen_unix
+from twinfire.worker.link_security import LinkSecurity
 from twinfire.worker.link_thread import LinkThread
 
 ALIVE_PERIOD_S = 1.0
@@ -114,7 +115,8 @@ class GatewayLinks:
             self._deliver(GatewayLost(gateway_id))
 
     async def _listen(self, socket_path: str) -> None:
-        await listen_unix(socket_path, lambda: self._new_link(None)[0])
+        listener = listen_unix(socket_path)
+        await self._thread.loop.create_unix_server(lambda: self._new_link(None)[0], sock=listener)
 
     def _spawn(self, joiner: GatewayJoiner) -> None:
         self._thread.spawn(joiner.run())

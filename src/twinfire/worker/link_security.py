@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from twinfire.protocol.addresses import Address, TcpAddress, UnixAddress
 from twinfire.protocol.link_auth import LinkHandshake
 from twinfire.protocol.secret import check_exposed, load_secret
 from twinfire.protocol.tls import client_context, server_context
+from twinfire.protocol.unix_sockets import listen_unix
 from twinfire.protocol.worker_config import TlsFiles, WorkerConfig
 
 CONNECT_LIMIT_S = 3.0
@@ -53,12 +52,7 @@ class LinkSecurity:
         """
         check_exposed(address, self.secret, self.tls)
         if isinstance(address, UnixAddress):
-            Path(address.path).unlink(missing_ok=True)
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(address.path)
-            os.chmod(address.path, 0o600)
-            listener.listen()
-            return BoundSocket(listener, address, None)
+            return BoundSocket(listen_unix(address.path), address, None)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.create_server((address.host, address.port), family=family)
         actual = TcpAddress(address.host, listener.getsockname()[1])
@@ -81,13 +75,6 @@ class BoundSocket:
             await loop.create_unix_server(factory, sock=self.listener)
         else:
             await loop.create_server(factory, sock=self.listener, ssl=self.context)
-
-
-async def listen_unix(path: str, factory: ProtocolFactory) -> asyncio.Server:
-    """Listen on a socket file that only this user can connect to."""
-    server = await asyncio.get_running_loop().create_unix_server(factory, path)
-    os.chmod(path, 0o600)
-    return server
 
 
 def link_security(config: WorkerConfig) -> LinkSecurity:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
-import stat
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +22,7 @@ from twinfire.protocol.link_auth import AuthError, LinkHandshake
 from twinfire.protocol.messages import CacheEvents, Failed, Load, Loading, Ready, WorkerInfo
 from twinfire.protocol.secret import check_exposed
 from twinfire.protocol.tls import server_context
+from twinfire.protocol.unix_sockets import listen_unix
 from twinfire.protocol.worker_config import TlsFiles
 
 HANDSHAKE_LIMIT_S = 5.0
@@ -69,7 +68,7 @@ class WorkerListener:
         check_exposed(address, self._secret, self._tls)
         loop = asyncio.get_running_loop()
         if isinstance(address, UnixAddress):
-            bound = _bind_unix(address.path)
+            bound = _listen_unix(address.path)
             self._socket_files.append(Path(address.path))
             server = await loop.create_unix_server(self._accept, sock=bound)
         else:
@@ -247,16 +246,8 @@ class _Newcomer:
             pool.forget_loading(self.link, problem)
 
 
-def _bind_unix(path: str) -> socket.socket:
-    """Return a socket at `path` that only this user may connect to."""
-    bound = socket.socket(socket.AF_UNIX)
+def _listen_unix(path: str) -> socket.socket:
     try:
-        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-            # Left behind by a process that was killed.
-            os.unlink(path)
-        bound.bind(path)
-        os.chmod(path, 0o600)
+        return listen_unix(path)
     except OSError as error:
-        bound.close()
         raise AddressUnavailable(f"cannot listen on unix:{path}: {error.strerror}") from None
-    return bound
