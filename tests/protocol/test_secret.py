@@ -10,7 +10,6 @@ from twinfire.protocol.addresses import parse_address
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.secret import (
     check_exposed,
-    default_secret_path,
     ensure_secret,
     hash_seed,
     load_secret,
@@ -92,10 +91,6 @@ def test_seeds_differ_with_the_secret_and_do_not_hold_it() -> None:
     assert hash_seed(SECRET) != hash_seed(SECRET + b"x")
     assert len(hash_seed(SECRET)) == 32
     assert SECRET not in hash_seed(SECRET)
-
-
-def test_the_default_is_in_the_users_own_folder() -> None:
-    assert default_secret_path().is_relative_to(Path.home())
 
 
 @pytest.mark.parametrize("address", ["unix:/tmp/x", "tcp:127.0.0.1:0", "tcp:[::1]:5"])

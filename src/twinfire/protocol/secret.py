@@ -21,11 +21,6 @@ MAX_SECRET_BYTES = 4096
 _NEW_SECRET_BYTES = 32
 
 
-def default_secret_path() -> Path:
-    """Return where a cluster on this machine keeps its secret unless told otherwise."""
-    return Path.home() / ".config" / "twinfire" / "cluster-secret"
-
-
 def load_secret(path: str | Path) -> bytes:
     """Return the secret in a file, without white space around it.
 
