@@ -22,12 +22,17 @@ from twinfire.protocol.errors import (
 STATUS_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    402: "PaymentRequiredError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "TimeoutError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
+    431: "HeadersTooLargeError",
     500: "InternalServerError",
+    502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }

@@ -21,7 +21,7 @@ from twinfire.gateway.edge.forwarded_headers import request_headers, response_he
 from twinfire.gateway.edge.region import Region
 from twinfire.gateway.edge.request_body import BodyTooLong, RequestBody
 from twinfire.gateway.edge.session_key import SessionKey, account_of, session_key
-from twinfire.gateway.errors import ErrorBody, ErrorDetail
+from twinfire.gateway.errors import HttpError, fault_of
 from twinfire.gateway.health_watch import HealthWatch
 from twinfire.gateway.metrics import CONTENT_TYPE
 from twinfire.protocol.errors import InvalidRequest
@@ -29,27 +29,9 @@ from twinfire.protocol.errors import InvalidRequest
 _SERVER = "twinfire-edge"
 _ADMIN_PATH = "/cluster/"
 _AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-_ERROR_TYPES = {
-    400: "BadRequestError",
-    404: "NotFoundError",
-    413: "RequestTooLargeError",
-    502: "BadGatewayError",
-    503: "ServiceUnavailableError",
-    504: "TimeoutError",
-}
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 log = logging.getLogger(__name__)
-
-
-class EdgeFault(Exception):
-    """The edge ends a request by itself."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
 
 
 class Edge:
@@ -105,9 +87,10 @@ class Edge:
             return _own_response(200, self.metrics.render(self.regions), CONTENT_TYPE)
         try:
             return await self._forward(request)
-        except EdgeFault as fault:
-            self.metrics.failed(fault.code)
-            return _error_response(fault)
+        except HttpError as error:
+            self.metrics.failed(error.code or "")
+            fault = fault_of(error)
+            return _own_response(fault.status, fault.encode(), headers=dict(fault.headers))
 
     def _health(self) -> web.Response:
         states = {region.name: region.health.is_healthy for region in self.regions}
@@ -117,16 +100,16 @@ class Edge:
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
-            raise EdgeFault(400, "invalid_path", "The request's target must be a path.")
+            raise HttpError(400, "The request's target must be a path.", code="invalid_path")
         if request.path.startswith(_ADMIN_PATH):
             message = "A cluster is administered at its own gateway."
-            raise EdgeFault(404, "not_found", message)
+            raise HttpError(404, message, code="not_found")
         body = RequestBody(request.content, request.content_length, self._settings)
         await _begin(request, body)
         try:
             key, session = _key_of(request, body)
         except InvalidRequest as error:
-            raise EdgeFault(400, "invalid_session", error.message) from None
+            raise HttpError(400, error.message, code="invalid_session") from None
         upstream, region = await self._first_to_take(request, body, key, session)
         region.num_running += 1
         try:
@@ -138,10 +121,10 @@ class Edge:
     async def _first_to_take(
         self, request: web.BaseRequest, body: RequestBody, key: SessionKey, session: str | None
     ) -> tuple[aiohttp.ClientResponse, Region]:
-        """Return the head of an answer; EdgeFault when nobody gives one."""
+        """Return the head of an answer; HttpError when nobody gives one."""
         refusal: tuple[aiohttp.ClientResponse, Region] | None = None
         ranked = key.ranked(self.regions)
-        fault = EdgeFault(503, "no_region", "No region is healthy now.")
+        fault = _no_answer(503, "no_region", "No region is healthy now.")
         try:
             for region in ranked:
                 if not region.health.is_healthy:
@@ -155,7 +138,7 @@ class Edge:
                     region.health.failed()
                     self.metrics.passed_over(region, "unreachable")
                     message = "The region's gateway cannot be reached."
-                    fault = EdgeFault(502, "region_unreachable", message)
+                    fault = _no_answer(502, "region_unreachable", message)
                     continue
                 if upstream.status != 503:
                     return upstream, region
@@ -193,14 +176,14 @@ class Edge:
             raise
         except TimeoutError:
             message = "The region's gateway did not answer in time."
-            raise EdgeFault(504, "region_timeout", message) from None
+            raise HttpError(504, message, code="region_timeout") from None
         except BodyTooLong:
             raise _too_long(self._settings.max_body_bytes) from None
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error.__cause__, BodyTooLong):
                 raise _too_long(self._settings.max_body_bytes) from None
             message = "The region's gateway ended the connection before it answered."
-            raise EdgeFault(502, "region_failed", message) from None
+            raise _no_answer(502, "region_failed", message) from None
 
     async def _pass_on(
         self,
@@ -255,18 +238,15 @@ def _key_of(request: web.BaseRequest, body: RequestBody) -> tuple[SessionKey, st
     return key, key.session
 
 
-def _too_long(limit: int) -> EdgeFault:
+def _too_long(limit: int) -> HttpError:
     message = f"The request body is longer than the limit of {limit} bytes."
-    return EdgeFault(413, "request_too_large", message)
+    # Some of the body may be unread.
+    headers = (("connection", "close"),)
+    return HttpError(413, message, code="request_too_large", headers=headers)
 
 
-def _error_response(fault: EdgeFault) -> web.Response:
-    detail = ErrorDetail(fault.message, _ERROR_TYPES[fault.status], None, fault.code)
-    headers = {"retry-after": "1"} if fault.status in (502, 503) else {}
-    if fault.status == 413:
-        # Some of the body may be unread.
-        headers["connection"] = "close"
-    return _own_response(fault.status, msgspec.json.encode(ErrorBody(detail)), headers=headers)
+def _no_answer(status: int, code: str, message: str) -> HttpError:
+    return HttpError(status, message, code=code, headers=(("retry-after", "1"),))
 
 
 def _own_response(
