@@ -70,15 +70,13 @@ def test_rates_are_medians_of_steps_of_their_kind() -> None:
     assert engine.load().decode_step_s == pytest.approx(0.011)
 
 
-def test_waiting_prompt_tokens_and_the_newest_request_are_told() -> None:
+def test_waiting_prompt_tokens_are_told() -> None:
     engine, _, _ = timed_engine()
     for request_id in (3, 2):
         engine.submit("g", Submit(request_id, pack_ids([1] * 100), sampling()))
     assert engine.load().prefill_tokens_waiting == 200
     engine.step()
-    assert engine.load("g").prefill_tokens_waiting == 110
-    assert (engine.load("g").last_charge, engine.load("other").last_charge) == (3, 0)
-    assert engine.load().last_charge == 0
+    assert engine.load().prefill_tokens_waiting == 110
 
 
 def test_a_request_is_ended_when_its_time_is_over_running_or_queued() -> None:

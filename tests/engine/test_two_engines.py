@@ -15,6 +15,7 @@ from twinfire.engine.engine import Engine
 from twinfire.engine.runner import Runner
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Submit
+from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids, unpack_ids
 
@@ -227,3 +228,42 @@ def test_a_pulled_prefix_is_found_and_counted() -> None:
     stored, removed = puller.take_cache_events()
     assert len(stored) >= 5
     assert not removed
+
+
+def test_a_full_worker_unpacks_and_hashes_a_waiting_prompt_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = mock_engine(num_blocks=8)
+    first = Submit(1, pack_ids(list(range(20))), sampling(max_tokens=4))
+    second = Submit(2, pack_ids(list(range(30, 50))), sampling(max_tokens=4))
+    held = engine.reserve(GATEWAY, first)
+    assert held is not None
+    unpacked: list[bytes] = []
+    monkeypatch.setattr(
+        "twinfire.engine.engine.unpack_ids",
+        lambda packed: unpacked.append(packed) or unpack_ids(packed),
+    )
+    for _ in range(3):
+        assert engine.reserve(GATEWAY, second) is None
+        engine.check_integrity()
+    assert unpacked == [second.prompt]
+    engine.release_reservation(held.key)
+    granted = engine.reserve(GATEWAY, second)
+    assert granted is not None
+    assert unpacked == [second.prompt]
+    engine.release_reservation(granted.key)
+    assert not engine.holds_for_others
+
+
+def test_whoever_gives_up_waiting_is_forgotten() -> None:
+    engine, _ = mock_engine(num_blocks=8)
+    held = engine.reserve(GATEWAY, Submit(1, pack_ids(list(range(20))), sampling(max_tokens=4)))
+    assert held is not None
+    waiting = Submit(2, pack_ids(list(range(30, 50))), sampling(max_tokens=4))
+    assert engine.reserve(GATEWAY, waiting) is None
+    engine.release_reservation(HandOffKey(GATEWAY, 2, waiting.attempt))
+    engine.release_reservation(held.key)
+    # The same key stands for another prompt now.
+    other = engine.reserve(GATEWAY, Submit(2, pack_ids([1] * 9), sampling(max_tokens=4)))
+    assert other is not None
+    assert len(other.block_ids) == 3

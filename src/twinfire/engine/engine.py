@@ -80,7 +80,6 @@ class Engine:
         self._incoming = IncomingPrompts(scheduler)
         self._deadlines = Deadlines()
         self._meter = LoadMeter()
-        self._newest_ids: dict[str, int] = {}
         self._num_steps = 0
         self._last_step_tokens = 0
         self.prefixes = PrefixExchange(scheduler)
@@ -108,21 +107,28 @@ class Engine:
             self._table.submit(request)
         else:
             self._table.hold(request)
-        self._note_newest(request)
+        self._note_deadline(request)
 
     def reserve(self, gateway_id: str, message: Submit) -> Reservation | None:
         """Take the blocks of a prompt that another worker computes.
 
-        None while there is no room or its grammar is being compiled; InvalidRequest when it can
-        never run.
+        None while there is no room or its grammar is being compiled: what was made of `message` is
+        kept for the next try, until `release_reservation`. InvalidRequest when it can never run.
         """
-        request = self._checked_request(gateway_id, message)
-        if not self._follow_grammar(request):
+        key = HandOffKey(gateway_id, message.request_id, message.attempt)
+        waiting = self._incoming.waiting(key)
+        if waiting is None:
+            request = self._checked_request(gateway_id, message)
+            waiting = request, self._table.sequence(request, request.choices[0])
+        else:
+            self._refuse_if_running(waiting[0])
+        if not self._follow_grammar(waiting[0]):
+            self._incoming.wait(*waiting)
             return None
-        return self._incoming.reserve(request, self._table.sequence(request, request.choices[0]))
+        return self._incoming.reserve(*waiting)
 
     def release_reservation(self, key: HandOffKey) -> None:
-        """Free reserved blocks; unknown keys are ignored."""
+        """Free reserved blocks, or give up waiting for some; unknown keys are ignored."""
         self._incoming.release(key)
 
     def adopt(
@@ -141,7 +147,7 @@ class Engine:
         parent = self._incoming.take(key)
         request.handed_over = False
         self._table.add(request, parent)
-        self._note_newest(request)
+        self._note_deadline(request)
         request.prompt_done = True
         lead = request.choices[0]
         for choice in request.choices:
@@ -193,7 +199,6 @@ class Engine:
         """Stop everything of a gateway that is gone."""
         for request_id in self._table.ids_of(gateway_id):
             self.cancel(gateway_id, request_id)
-        self._newest_ids.pop(gateway_id, None)
 
     def step(self) -> dict[str, GatewayOutput]:
         """Compute one step and return what each gateway gained."""
@@ -219,8 +224,8 @@ class Engine:
         self._meter.note(plan, self._clock() - started_s)
         return outputs
 
-    def load(self, gateway_id: str | None = None) -> Load:
-        """Return the state after the last step, for one gateway or for any."""
+    def load(self) -> Load:
+        """Return the state after the last step; what is the worker's own to count stays 0."""
         scheduler = self._scheduler
         pinned = scheduler.tables.num_pinned
         return Load(
@@ -235,12 +240,8 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             prefill_tokens_waiting=scheduler.num_prefill_tokens_waiting,
             kv_blocks_held=min(pinned + scheduler.num_blocks_reserved, scheduler.num_blocks_used),
-            hand_offs_open=self._table.num_handing_over
-            + self._outgoing.num_open
-            + len(self._incoming),
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
             decode_step_s=self._meter.decode_step_s,
-            last_charge=self._newest_ids.get(gateway_id, 0) if gateway_id is not None else 0,
         )
 
     def take_cache_events(self) -> tuple[list[bytes], list[bytes]]:
@@ -300,9 +301,7 @@ class Engine:
         if (request.gateway_id, request.request_id) in self._table:
             raise InvalidRequest(f"request {request.request_id} is already running")
 
-    def _note_newest(self, request: Request) -> None:
-        newest = self._newest_ids.get(request.gateway_id, 0)
-        self._newest_ids[request.gateway_id] = max(newest, request.request_id)
+    def _note_deadline(self, request: Request) -> None:
         if request.timeout_s is not None:
             key = request.gateway_id, request.request_id
             self._deadlines.add(key, request.arrival_s, request.timeout_s)

@@ -10,12 +10,17 @@ from twinfire.scheduler.sequence import Sequence
 
 
 class IncomingPrompts:
-    """Reservations by key. Their sequences are neither waiting nor running."""
+    """Reservations by key, and those that there was no room for yet.
+
+    The sequences of neither are waiting or running in the scheduler. Unpacking and hashing a long
+    prompt takes milliseconds, which a full worker must not spend at every look for room.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._block_size = scheduler.config.block_size
         self._reserved: dict[HandOffKey, tuple[Request, Sequence]] = {}
+        self._waiting: dict[HandOffKey, tuple[Request, Sequence]] = {}
 
     def __len__(self) -> int:
         return len(self._reserved)
@@ -23,10 +28,20 @@ class IncomingPrompts:
     def __contains__(self, key: HandOffKey) -> bool:
         return key in self._reserved
 
+    def waiting(self, key: HandOffKey) -> tuple[Request, Sequence] | None:
+        """Return what there was no room for at the last try."""
+        return self._waiting.get(key)
+
+    def wait(self, request: Request, sequence: Sequence) -> None:
+        """Keep both for another try."""
+        self._waiting[request.key] = request, sequence
+
     def reserve(self, request: Request, sequence: Sequence) -> Reservation | None:
-        """Take the blocks of a request's tokens; None while there is no room."""
+        """Take the blocks of a request's tokens; None, keeping both, while there is no room."""
         if not self._scheduler.reserve(sequence):
+            self.wait(request, sequence)
             return None
+        self._waiting.pop(request.key, None)
         self._reserved[request.key] = request, sequence
         num_cached = sequence.num_computed_tokens // self._block_size
         return Reservation(request.key, tuple(sequence.block_ids), num_cached)
@@ -42,7 +57,8 @@ class IncomingPrompts:
         return sequence
 
     def release(self, key: HandOffKey) -> None:
-        """Free a reservation's blocks; unknown keys are ignored."""
+        """Free a reservation's blocks, or forget one that waits; unknown keys are ignored."""
+        self._waiting.pop(key, None)
         _, sequence = self._reserved.pop(key, (None, None))
         if sequence is not None:
             self._scheduler.finish(sequence)

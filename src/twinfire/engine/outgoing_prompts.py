@@ -33,11 +33,6 @@ class OutgoingPrompts:
         """Whether the prompt of this key is computed and pinned."""
         return key in self._held
 
-    @property
-    def num_open(self) -> int:
-        """Prompts that are computed and pinned."""
-        return len(self._held)
-
     def take_events(self) -> list[HandOffEvent]:
         """Return what happened since the last call."""
         events, self._events = self._events, []

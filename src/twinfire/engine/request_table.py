@@ -34,11 +34,6 @@ class RequestTable:
         """Requests that are listed and wait to be submitted, in the order of their coming."""
         return list(self._held.values())
 
-    @property
-    def num_handing_over(self) -> int:
-        """Requests whose prompts are computed for other workers."""
-        return sum(request.handed_over for request in self._requests.values())
-
     def get(self, key: RequestKey) -> Request | None:
         """Return an unfinished request, None if there is none."""
         return self._requests.get(key)

@@ -75,7 +75,10 @@ class ReceivingEngine(Protocol):
     """The decode side of an engine."""
 
     def reserve(self, gateway_id: str, message: Submit) -> Reservation | None:
-        """Take the blocks of a prompt; None for no room, InvalidRequest when it can never fit."""
+        """Take the blocks of a prompt; InvalidRequest when it can never fit.
+
+        None while there is no room: call again with the same message, or `release_reservation`.
+        """
         ...
 
     def adopt(
@@ -85,7 +88,7 @@ class ReceivingEngine(Protocol):
         ...
 
     def release_reservation(self, key: HandOffKey) -> None:
-        """Free reserved blocks; unknown keys are ignored."""
+        """Free reserved blocks, or give up waiting; unknown keys are ignored."""
         ...
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:

@@ -290,7 +290,7 @@ class Worker:
             self._gateways.send(gateway_id, rejected)
 
     def _load(self, gateway_id: str) -> Load:
-        load = self._engine.load(gateway_id)
+        load = self._engine.load()
         exchange = self._exchange
         return msgspec.structs.replace(
             load,
