@@ -88,10 +88,11 @@ def _rows(wire: WireBytes, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(wire, np.uint8).reshape(len(block_ids), -1)
 
 
-MEMORIES = {"native": NativeMemory, "plain": PlainMemory}
-
-
 Memory = NativeMemory | PlainMemory
+MEMORIES: dict[str, type[NativeMemory] | type[PlainMemory]] = {
+    "native": NativeMemory,
+    "plain": PlainMemory,
+}
 
 
 class Way:
