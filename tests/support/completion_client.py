@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -131,12 +130,3 @@ def client_session(timeout_s: float) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         read_bufsize=MAX_LINE_BYTES,
     )
-
-
-async def until(condition: Any, limit_s: float, what: str, poll_s: float = 0.02) -> None:
-    """Await `condition()`, an async predicate that returns None once it holds and else what is."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + limit_s
-    while (state := await condition()) is not None:
-        assert loop.time() < deadline_s, f"{what} not within {limit_s} s: {state}"
-        await asyncio.sleep(poll_s)
