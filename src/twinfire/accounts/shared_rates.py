@@ -40,7 +40,8 @@ MIGRATIONS = (
 _NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """The database's clock: those of the gateways differ."""
 _ROW = (
-    "SELECT requests, tokens, updated_s, {now} AS now_s FROM account_rates WHERE account_id = :id"
+    f"SELECT requests, tokens, updated_s, {_NOW} AS now_s FROM account_rates "
+    "WHERE account_id = :id FOR UPDATE"
 )
 
 

@@ -8,6 +8,8 @@ from hashlib import sha256
 
 from starlette.types import Receive, Scope, Send
 
+from twinfire.gateway.accounting.access import MISSING_KEY, secret_of, unauthorized
+from twinfire.gateway.accounting.identity import OPERATOR_IDENTITY
 from twinfire.gateway.errors import HttpError
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
@@ -16,10 +18,10 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """Serves one route. `guarded` routes need a key where keys are set, and count as work.
+    """Serves one route. `guarded` routes want to know who calls, and count as work.
 
-    `keys` open this route in place of the gateway's. `speak` sets how the route's dialect tells
-    faults, before there can be any.
+    `keys` open this route in place of the gateway's tokens. `speak` sets how the route's dialect
+    tells faults, before there can be any.
     """
 
     def __init__(
@@ -35,10 +37,9 @@ class Endpoint:
         self._gateway = gateway
         self._handler = handler
         self._guarded = guarded
-        self._key_digests = [
-            sha256(key.encode()).digest()
-            for key in (gateway.settings.api_keys if keys is None else keys)
-        ]
+        self._key_digests = (
+            None if keys is None else [sha256(key.encode()).digest() for key in keys]
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange."""
@@ -48,7 +49,7 @@ class Endpoint:
         reads_body = scope["method"] == "POST"
         try:
             if self._guarded:
-                self._check_key(exchange)
+                await self._identify(exchange)
                 self._gateway.enter(exchange)
             await exchange.run(self._read_and_handle if reads_body else self._handler)
         except HttpError as error:
@@ -62,20 +63,16 @@ class Endpoint:
             _check_content_type(exchange)
         await self._handler(exchange)
 
-    def _check_key(self, exchange: Exchange) -> None:
-        if not self._key_digests:
+    async def _identify(self, exchange: Exchange) -> None:
+        if self._key_digests is None:
+            exchange.identity = await self._gateway.accounting.identify(exchange.headers)
             return
-        scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
         # Digests have one length, so comparing them tells nothing of the keys'.
-        digest = sha256(key.strip().encode("latin-1")).digest()
+        digest = sha256(secret_of(exchange.headers).encode("latin-1")).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise HttpError(
-                401,
-                "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
-                code="invalid_api_key",
-                headers=(("www-authenticate", "Bearer"),),
-            )
+        if not any(matches):
+            raise unauthorized(MISSING_KEY)
+        exchange.identity = OPERATOR_IDENTITY
 
 
 def _check_content_type(exchange: Exchange) -> None:

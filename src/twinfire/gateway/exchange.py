@@ -17,6 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
+from twinfire.accounts.account import Account
+from twinfire.gateway.accounting.bill import Bill
+from twinfire.gateway.accounting.identity import OPEN_IDENTITY, Identity
 from twinfire.gateway.direct_writer import direct_writer
 from twinfire.gateway.errors import Fault, HttpError, fault_of
 from twinfire.gateway.settings import GatewaySettings
@@ -51,6 +54,7 @@ class Exchange:
         self, scope: Scope, receive: Receive, send: Send, settings: GatewaySettings
     ) -> None:
         self.headers = Headers(scope=scope)
+        self.path: str = scope.get("path", "")
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.query = QueryParams(scope.get("query_string", b""))
         self.client_host: str = (scope.get("client") or ("", 0))[0]
@@ -66,6 +70,10 @@ class Exchange:
         """Awaited before a stream's last events leave, of which a client may make use at once."""
         self.generates = False
         """Whether a model computes for it."""
+        self.identity: Identity = OPEN_IDENTITY
+        """Who sent it; set before its handler runs."""
+        self.bill: Bill | None = None
+        """Of what a model computes for it."""
         self.arrival_s = time.monotonic()
         self.settings = settings
         self.body = b""
@@ -83,6 +91,31 @@ class Exchange:
         self._answered = False
         self._last_sent_s = 0.0
         self._abort: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    @property
+    def account(self) -> Account:
+        """Whose request it is."""
+        return self.identity.account
+
+    def open_bill(self, bill: Bill) -> None:
+        """Have `bill` closed at the end, if nobody settles it before."""
+        self.close_bill(None)
+        self.bill = bill
+
+    def close_bill(self, error: BaseException | None) -> None:
+        """Book what was seen of a request that ended by `error` and not as it should."""
+        bill = self.bill
+        if bill is None or not bill.is_open:
+            return
+        if self._abort.done():
+            error = self._abort.result()
+        started = 200 if self._stream_started else None
+        if not isinstance(error, Exception) or isinstance(error, ClientGone):
+            bill.close(started, None)
+            return
+        fault = fault_of(error)
+        detail = fault.body.error
+        bill.close(started or self.fault_status(fault), detail.code or detail.type)
 
     async def read_body(self) -> None:
         """Read the whole body; 413 when it is longer than the limit, which is never kept."""
@@ -129,6 +162,7 @@ class Exchange:
             # A client that does not read its stream would hold up the server's end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.fail(self._abort.result()), _FAREWELL_LIMIT_S)
+        self.close_bill(None)
 
     def abort(self, error: Exception) -> None:
         """Make the exchange end with `error`."""

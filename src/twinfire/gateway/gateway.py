@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from twinfire.accounts.database import open_database
+from twinfire.gateway.accounting.accounting import Accounting
+from twinfire.gateway.batches.private_file import private_database_file
 from twinfire.gateway.checked_grammars import CheckedGrammars
 from twinfire.gateway.errors import HttpError, not_ready
 from twinfire.gateway.exchange import Exchange
@@ -42,6 +45,11 @@ class Gateway:
         for name in self.external.by_name:
             if name in models.by_name:
                 raise InvalidRequest(f"two models are called `{name}`", "names")
+        self.database = open_database(settings.database or private_database_file())
+        """What must outlive the process, or as long as it lives where there is none."""
+        self.accounting = Accounting(
+            self.database, settings.prices, settings.access, settings.api_keys, self._names_of
+        )
         self.draining = False
         self.checked_grammars = CheckedGrammars()
         self._exchanges: set[Exchange] = set()
@@ -87,6 +95,12 @@ class Gateway:
             raise HttpError(400, message, param="model", code="external_model")
         return self.models.ready(name)
 
+    def _names_of(self, name: str) -> tuple[str, ...]:
+        """Return all names of the model that a client calls `name`."""
+        own = self.models.by_name.get(name)
+        other = self.external.by_name.get(name)
+        return (*(own.model.names if own else ()), *(other.names if other else ()))
+
     async def handle_text(
         self, num_chars: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
@@ -106,7 +120,8 @@ class Gateway:
         self._background.append((start, stop))
 
     async def start_background(self) -> None:
-        """Begin what goes on beside requests."""
+        """Begin what goes on beside requests, once it is known who may send any."""
+        await self.accounting.start()
         for start, _ in self._background:
             await start()
 
@@ -151,6 +166,8 @@ class Gateway:
         await idle
         return finished
 
-    def close(self) -> None:
-        """Let the text threads end."""
+    async def close(self) -> None:
+        """Commit what is left of the usage, and let all threads end."""
+        await self.accounting.close()
+        self.database.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)

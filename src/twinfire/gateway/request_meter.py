@@ -22,6 +22,16 @@ class RequestMeter:
         self.num_prompt_tokens = sum(prompt_lengths)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+        """Of the output, where a dialect tells the reasoning from the answer."""
+        self.queue_s = 0.0
+        """The longest that a prompt waited at its worker."""
+        self.ttft_s: float | None = None
+        """From the arrival to the first token of all."""
+        self.finish_reasons: set[str] = set()
+        self.cost_nanos: int | None = None
+        """What the client asked to be told that it costs, once that is settled."""
+        self._num_done_tokens = 0
         self._metrics = metrics
         self._arrival_s = arrival_s
         self._prompt_lengths = prompt_lengths
@@ -33,6 +43,17 @@ class RequestMeter:
         self._prefill_s = [0.0] * len(prompt_lengths)
         self._submitted_s = arrival_s
         self._times: list[FirstTokenTimes | None] = [None] * len(prompt_lengths)
+
+    @property
+    def billed_counts(self) -> tuple[int, int, int, int]:
+        """Input (of computed prompts), cached, output and reasoning tokens."""
+        counts = (self.num_cached_tokens, self.num_output_tokens, self.num_reasoning_tokens)
+        return (self._num_done_tokens, *counts)
+
+    @property
+    def num_billed_tokens(self) -> int:
+        """Input and output."""
+        return self._num_done_tokens + self.num_output_tokens
 
     def submitted(self, max_tokens: int) -> None:
         """The request goes to the worker."""
@@ -48,6 +69,8 @@ class RequestMeter:
         self._times[prompt_index] = times
         metrics = self._metrics
         length = self._prompt_lengths[prompt_index]
+        self._num_done_tokens += length
+        self.queue_s = max(self.queue_s, event.queue_s)
         self.num_cached_tokens += event.cached_tokens
         self._prefill_s[prompt_index] = event.prefill_s
         metrics.prompt_tokens.inc(length)
@@ -66,6 +89,8 @@ class RequestMeter:
         now = time.monotonic()
         if self._first_token_s[choice] is None:
             self._first_token_s[choice] = now
+            if self.ttft_s is None:
+                self.ttft_s = now - self._arrival_s
             if choice % self._n == 0:
                 self._observe_first_token(choice // self._n, now)
         else:
@@ -98,6 +123,7 @@ class RequestMeter:
     def choice_finished(self, choice: int, reason: str) -> None:
         """`choice` ended for `reason`."""
         metrics = self._metrics
+        self.finish_reasons.add(reason)
         now = time.monotonic()
         num_tokens = self._num_tokens[choice]
         first_s = self._first_token_s[choice]

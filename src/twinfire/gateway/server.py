@@ -80,7 +80,7 @@ class GatewayServer:
             stopping.cancel()
             self._uvicorn.should_exit = True
             await serving
-            self._gateway.close()
+            await self._gateway.close()
             if handle_signals:
                 for number in _STOP_SIGNALS:
                     loop.remove_signal_handler(number)

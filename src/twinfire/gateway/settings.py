@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from twinfire.accounts.prices import PriceTable
+from twinfire.gateway.accounting.access_mode import AccessMode
+
 WorkersAiStreams = Literal["auto", "native", "openai"]
 """How streams of `/ai/run` look; `auto` goes by the model's name."""
 
@@ -42,6 +45,33 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one connection may do. Times in seconds."""
+
+    max_connections: int = 4096
+    """Fewer where the system gives the process fewer files."""
+    max_header_bytes: int = 64 * 1024
+    """The request line and all headers together."""
+    max_headers: int = 200
+    header_timeout_s: float = 20.0
+    """From the connection, or a request's first byte, to the end of its headers."""
+    body_timeout_s: float = 60.0
+    """From there to the end of the body."""
+    idle_timeout_s: float = 75.0
+    """Between requests."""
+    stall_timeout_s: float = 60.0
+    """A client that takes nothing of its answer for so long is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPair:
+    """Files in PEM of the server's certificate chain and its key."""
+
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Choices of the operator. Times in seconds."""
 
@@ -49,6 +79,10 @@ class GatewaySettings:
     """More public names, each with the name of the model that it stands for."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the inference paths; none needed when empty."""
+    access: AccessMode = "auto"
+    """Whether requests without a token are served."""
+    prices: PriceTable = field(default_factory=PriceTable)
+    """What requests cost."""
     database: str | None = None
     """File or URL of what must outlive the process; None keeps it for the process's life."""
     admin_key: str | None = None
@@ -68,4 +102,6 @@ class GatewaySettings:
     """Threads that render and tokenise long prompts."""
     inline_text_chars: int = 2048
     """Prompts up to this length are tokenised on the event loop: a thread costs more."""
+    http: HttpLimits = HttpLimits()
+    tls: TlsPair | None = None
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -37,7 +37,9 @@ async def stream_chat(
     exchange: Exchange, job: ChatJob, writer: AnswerWriter, *, done_event: bool = True
 ) -> None:
     """Answer with an event stream; `done_event` ends it with `data: [DONE]`."""
-    generation = start_generation(job.model, exchange, job.request, job.generation)
+    generation = await start_generation(
+        job.gateway, job.model, exchange, job.request, job.generation
+    )
     await stream(exchange, generation, _PartWriter(writer, generation.meter), done_event=done_event)
 
 
@@ -118,7 +120,9 @@ class ChatAnswer:
 
 async def collect_chat(exchange: Exchange, job: ChatJob) -> ChatAnswer:
     """Wait for the whole answer."""
-    generation = start_generation(job.model, exchange, job.request, job.generation)
+    generation = await start_generation(
+        job.gateway, job.model, exchange, job.request, job.generation
+    )
     answer = await collect(exchange, generation, num_prompts=1, num_choices=job.n)
     choices = [
         AnsweredChoice(

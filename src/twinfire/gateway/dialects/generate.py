@@ -6,11 +6,13 @@ A dialect gives a writer; this file streams or collects through it, and counts t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from twinfire.accounts.prices import NANOS
+from twinfire.gateway.accounting.accounting import tenant_salt
 from twinfire.gateway.dialects.request_headers import request_context, show_route
 from twinfire.gateway.dialects.requests import SamplingFields
 from twinfire.gateway.dialects.responses import (
@@ -19,6 +21,7 @@ from twinfire.gateway.dialects.responses import (
     Usage,
 )
 from twinfire.gateway.exchange import Exchange, is_header_safe
+from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.request_meter import RequestMeter
 from twinfire.gateway.settings import RequestLimits
@@ -83,15 +86,42 @@ class StreamWriter(Protocol):
         ...
 
 
-def start_generation(
-    model: ReadyModel, exchange: Exchange, request: SamplingFields, job: GenerationJob
+async def start_generation(
+    gateway: Gateway,
+    model: ReadyModel,
+    exchange: Exchange,
+    request: SamplingFields,
+    job: GenerationJob,
 ) -> TextGeneration:
-    """Return the job's generation; it is submitted when it is iterated."""
+    """Return the job's generation; it is submitted when it is iterated.
+
+    HttpError where the account may not have it: 402, 403 or 429.
+    """
     exchange.generates = True
     lengths = [len(prompt) for prompt in job.prompts]
+    max_tokens = sum(sampling.max_tokens * sampling.n for sampling in job.sampling)
+    bill = await gateway.accounting.admit(exchange, model.name, sum(lengths), max_tokens)
     meter = RequestMeter(model.metrics, exchange.arrival_s, lengths, job.n)
-    job = dataclasses.replace(job, context=request_context(exchange, request))
-    return TextGeneration(model.backend, model.text.vocabulary, job, meter)
+    job = dataclasses.replace(
+        job,
+        context=request_context(exchange, request),
+        cache_salt=tenant_salt(exchange.account, job.cache_salt),
+    )
+    generation = TextGeneration(model.backend, model.text.vocabulary, job, meter)
+    bill.follow(meter, lambda: generation.route)
+    return generation
+
+
+@asynccontextmanager
+async def billed(exchange: Exchange) -> AsyncIterator[None]:
+    """Commit the record of what is computed inside, or book what was seen of it by a fault."""
+    try:
+        yield
+        if exchange.bill is not None:
+            await exchange.bill.settle()
+    except BaseException as error:
+        exchange.close_bill(error)
+        raise
 
 
 async def stream(
@@ -104,7 +134,7 @@ async def stream(
     """Answer with an event stream, which ends with `[DONE]` where the dialect has it."""
     exchange.allow_early_start()
     sink = _StreamSink(exchange, writer)
-    async with aclosing(generation.events(sink)) as events:
+    async with billed(exchange), aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
                 show_route(exchange, generation.route)
@@ -143,7 +173,7 @@ async def collect(
     """Wait for everything."""
     prompt_logprobs: list[Sequence[TokenLogprob | None] | None] = [None] * num_prompts
     sink = _CollectingSink(num_choices)
-    async with aclosing(generation.events(sink)) as events:
+    async with billed(exchange), aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
                 show_route(exchange, generation.route)
@@ -175,12 +205,15 @@ class _CollectingSink:
 
 def usage_of(meter: RequestMeter, num_reasoning_tokens: int = 0) -> Usage:
     """Return the usage of a whole request."""
-    return usage(
+    total = usage(
         meter.num_prompt_tokens,
         meter.num_output_tokens,
         meter.num_cached_tokens,
         num_reasoning_tokens,
     )
+    if meter.cost_nanos is not None:
+        total.cost = meter.cost_nanos / NANOS
+    return total
 
 
 def usage(

@@ -30,6 +30,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    cost: float | UnsetType = UNSET
+    """In units of the price table's currency, where the client asks for it."""
 
 
 class TopLogprob(msgspec.Struct):
