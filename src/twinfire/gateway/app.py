@@ -15,6 +15,8 @@ from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.batches.batches import Batches
 from twinfire.gateway.batches.private_file import private_database_file
 from twinfire.gateway.cluster_control import ClusterControl
+from twinfire.gateway.dialects.anthropic import Messages
+from twinfire.gateway.dialects.anthropic_shapes import speak_anthropic
 from twinfire.gateway.dialects.chat import ChatCompletions
 from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
 from twinfire.gateway.dialects.completions import Completions
@@ -29,7 +31,7 @@ from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
-from twinfire.gateway.response_store.sql_store import SqlResponseStore, memory_engine
+from twinfire.gateway.response_store.sql_store import SqlResponseStore, memory_database
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
 
@@ -92,7 +94,12 @@ def _routes(gateway: Gateway) -> list[Route]:
         handler = gateway.external.before(path, own, takes_unnamed=is_alone)
         return route(path, "POST", handler, guarded=True)
 
-    store = SqlResponseStore(memory_engine())
+    def message(path: str, handler: Handler) -> Route:
+        endpoint = Endpoint(gateway, handler, guarded=True, speak=speak_anthropic)
+        return Route(path, endpoint, methods=["POST"])
+
+    messages = Messages(gateway)
+    store = SqlResponseStore(memory_database())
     service = Service(gateway)
     return [
         generation("/v1/chat/completions", ChatCompletions(gateway)),
@@ -101,6 +108,8 @@ def _routes(gateway: Gateway) -> list[Route]:
             route(path, method, handler, guarded=True)
             for path, method, handler in responses_handlers(gateway, store)
         ),
+        message("/v1/messages", messages),
+        message("/v1/messages/count_tokens", messages.count_tokens),
         route("/tokenize", "POST", Tokenize(gateway), guarded=True),
         route("/detokenize", "POST", Detokenize(gateway), guarded=True),
         route("/v1/models", "GET", service.models, guarded=True),

@@ -84,7 +84,8 @@ class BackgroundRun:
         self._left = asyncio.Event()
         scope = {
             "type": "http",
-            "method": "POST",
+            # There is no body to wait for: the request was read with its own exchange.
+            "method": "GET",
             "path": "/v1/responses",
             "headers": client.headers.raw,
             "client": (client.client_host, 0),

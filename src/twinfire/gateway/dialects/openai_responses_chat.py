@@ -13,6 +13,7 @@ from twinfire.gateway.dialects.openai_responses_requests import (
     ResponsesToolChoice,
     TextFormat,
 )
+from twinfire.gateway.dialects.renamed_fields import renamed
 from twinfire.gateway.dialects.requests import ChatRequest, Message
 from twinfire.protocol.errors import InvalidRequest
 
@@ -34,7 +35,7 @@ _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
 _MAX_TOOL_NAME_CHARS = 256
 
-CHAT_NAMES = {
+_CHAT_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -94,17 +95,7 @@ def chat_request(request: ResponsesRequest, messages: list[Message]) -> ChatRequ
 
 def in_words_of_responses(error: InvalidRequest) -> InvalidRequest:
     """Return a fault of the chat completion with the names that this dialect's fields have."""
-    return renamed(error, CHAT_NAMES)
-
-
-def renamed(error: InvalidRequest, names: dict[str, str]) -> InvalidRequest:
-    """Return `error` with fields called by other names, in its text and in its parameter."""
-    message, param = error.message, error.param
-    for chat_name, name in names.items():
-        message = message.replace(f"`{chat_name}`", f"`{name}`")
-        if param == chat_name:
-            param = name
-    return InvalidRequest(message, param, error.code)
+    return renamed(error, _CHAT_NAMES)
 
 
 def _tools_and_choice(
@@ -126,8 +117,8 @@ def _tools_and_choice(
 def _check_tool(tool: ResponsesTool, param: str) -> None:
     if tool.type != "function":
         raise InvalidRequest(
-            f"`{param}` is of type {tool.type[:80]!r}; this server hosts no tools, only "
-            "`function` is supported.",
+            f"`{param}.type` is {tool.type[:80]!r}; this server hosts no tools, only `function` "
+            "is supported.",
             f"{param}.type",
             "unsupported",
         )

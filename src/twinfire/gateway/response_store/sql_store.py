@@ -1,66 +1,89 @@
-"""Responses in a SQL database, by SQLAlchemy: SQLite for one gateway, PostgreSQL for several.
+"""Responses in the database of the accounts: SQLite for one gateway, PostgreSQL for several.
 
-Every call runs on a thread. Times are the database clients' Unix times.
+Every call runs on a thread. Times are Unix times of the gateways' clocks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b85decode, b85encode
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.pool import StaticPool
 
+from twinfire.accounts.database import Database, Migration
 from twinfire.gateway.response_store.stored_response import StoredResponse, StoreLimits
 
-_SAVES_PER_SWEEP = 64
 _ABANDONED_AFTER_S = 30.0
+_NUM_THREADS = 4
 T = TypeVar("T")
 
-METADATA = sql.MetaData()
-RESPONSES = sql.Table(
+MIGRATIONS = (
+    Migration(
+        "responses",
+        1,
+        (
+            "CREATE TABLE responses (response_id TEXT PRIMARY KEY, account_id TEXT NOT NULL, "
+            "root_id TEXT NOT NULL, previous_id TEXT, status TEXT NOT NULL, "
+            "is_background BOOLEAN NOT NULL, is_unwanted BOOLEAN NOT NULL, "
+            "created_s DOUBLE PRECISION NOT NULL, used_s DOUBLE PRECISION NOT NULL, "
+            "alive_s DOUBLE PRECISION NOT NULL, num_bytes BIGINT NOT NULL, "
+            "response TEXT NOT NULL, input_items TEXT NOT NULL, events TEXT)",
+            "CREATE INDEX responses_by_use ON responses (account_id, used_s)",
+            "CREATE INDEX responses_by_age ON responses (used_s)",
+            "CREATE INDEX responses_by_root ON responses (account_id, root_id)",
+        ),
+    ),
+)
+RESPONSES = sql.table(
     "responses",
-    METADATA,
-    sql.Column("response_id", sql.String(64), primary_key=True),
-    sql.Column("account_id", sql.String(128), nullable=False),
-    sql.Column("root_id", sql.String(64), nullable=False),
-    sql.Column("previous_id", sql.String(64)),
-    sql.Column("status", sql.String(16), nullable=False),
-    sql.Column("is_background", sql.Boolean, nullable=False),
-    sql.Column("created_s", sql.Double, nullable=False),
-    sql.Column("used_s", sql.Double, nullable=False),
-    sql.Column("alive_s", sql.Double, nullable=False),
-    sql.Column("is_unwanted", sql.Boolean, nullable=False),
-    sql.Column("num_bytes", sql.BigInteger, nullable=False),
-    sql.Column("response", sql.LargeBinary, nullable=False),
-    sql.Column("input_items", sql.LargeBinary, nullable=False),
-    sql.Column("events", sql.LargeBinary),
-    sql.Index("responses_by_use", "account_id", "used_s"),
-    sql.Index("responses_by_root", "account_id", "root_id"),
+    sql.column("response_id", sql.Text),
+    sql.column("account_id", sql.Text),
+    sql.column("root_id", sql.Text),
+    sql.column("previous_id", sql.Text),
+    sql.column("status", sql.Text),
+    sql.column("is_background", sql.Boolean),
+    sql.column("is_unwanted", sql.Boolean),
+    sql.column("created_s", sql.Double),
+    sql.column("used_s", sql.Double),
+    sql.column("alive_s", sql.Double),
+    sql.column("num_bytes", sql.BigInteger),
+    sql.column("response", sql.Text),
+    sql.column("input_items", sql.Text),
+    sql.column("events", sql.Text),
 )
 
 
-def memory_engine() -> Engine:
+def memory_database() -> Database:
     """Return a database that lives as long as the process."""
-    return sql.create_engine(
+    engine = sql.create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
     )
+    return Database(engine)
 
 
 class SqlResponseStore:
-    """The store over one engine; SQLite gets one thread, since it has one writer anyway."""
+    """The store in one database; SQLite gets one thread, since it has one writer anyway."""
 
-    def __init__(self, engine: Engine, limits: StoreLimits | None = None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        database: Database,
+        limits: StoreLimits | None = None,
+        *,
+        saves_per_sweep: int = 64,
+    ) -> None:
+        database.migrate(MIGRATIONS)
+        self._database = database
         self._limits = limits or StoreLimits()
+        self._saves_per_sweep = saves_per_sweep
         self._num_saves = 0
-        num_threads = 1 if engine.dialect.name == "sqlite" else 4
+        num_threads = _NUM_THREADS if database.is_shared else 1
         self._threads = ThreadPoolExecutor(num_threads, "twinfire-responses")
-        METADATA.create_all(engine)
 
     async def save(self, stored: StoredResponse) -> None:
         """Add a response, or put it in the place of the one with its id."""
@@ -106,13 +129,12 @@ class SqlResponseStore:
         return alive_s is not None and time.time() - alive_s > _ABANDONED_AFTER_S
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let the threads end."""
         self._threads.shutdown(wait=True)
-        self._engine.dispose()
 
     async def _do(self, work: Callable[[Connection], T]) -> T:
         def transaction() -> T:
-            with self._engine.begin() as connection:
+            with self._database.write() as connection:
                 return work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, transaction)
@@ -120,7 +142,7 @@ class SqlResponseStore:
     def _save(self, connection: Connection, stored: StoredResponse) -> None:
         now_s = time.time()
         num_bytes = len(stored.response) + len(stored.input_items) + len(stored.events or b"")
-        values = {
+        values: dict[str, object] = {
             "account_id": stored.account_id,
             "root_id": stored.root_id,
             "previous_id": stored.previous_id,
@@ -130,9 +152,9 @@ class SqlResponseStore:
             "used_s": now_s,
             "alive_s": now_s,
             "num_bytes": num_bytes,
-            "response": stored.response,
-            "input_items": stored.input_items,
-            "events": stored.events,
+            "response": stored.response.decode(),
+            "input_items": stored.input_items.decode(),
+            "events": None if stored.events is None else b85encode(stored.events).decode(),
         }
         mine = _is(stored.account_id, stored.response_id)
         if not connection.execute(sql.update(RESPONSES).where(mine).values(values)).rowcount:
@@ -141,7 +163,7 @@ class SqlResponseStore:
             # The conversation of a response that is kept is of use as long as it is.
             connection.execute(sql.update(RESPONSES).where(_of_root(stored)).values(used_s=now_s))
         self._num_saves += 1
-        if self._num_saves % _SAVES_PER_SWEEP == 1:
+        if self._num_saves % self._saves_per_sweep == 0:
             self._sweep(connection, stored.account_id, now_s)
 
     def _sweep(self, connection: Connection, account_id: str, now_s: float) -> None:
@@ -200,7 +222,7 @@ def _stored(row: RowMapping) -> StoredResponse:
         status=row["status"],
         is_background=row["is_background"],
         created_s=row["created_s"],
-        response=row["response"],
-        input_items=row["input_items"],
-        events=row["events"],
+        response=row["response"].encode(),
+        input_items=row["input_items"].encode(),
+        events=None if row["events"] is None else b85decode(row["events"]),
     )

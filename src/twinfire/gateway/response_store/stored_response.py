@@ -73,5 +73,5 @@ class ResponseStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let the threads end; the database is the caller's."""
         ...
