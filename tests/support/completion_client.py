@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +76,12 @@ async def complete(
     *,
     headers: dict[str, str] | None = None,
     leave_after_texts: int | None = None,
+    on_text: Callable[[int], None] = lambda num_texts: None,
 ) -> Answer:
     """Send one completion and read it to its end, however it ends.
 
-    With `leave_after_texts` the connection is closed after so many chunks of a stream.
+    With `leave_after_texts` the connection is closed after so many chunks of a stream; `on_text`
+    is called with the number of chunks so far.
     """
     asked = {"return_token_ids": True, **body}
     if asked.get("stream"):
@@ -100,6 +102,7 @@ async def complete(
                     break
                 answer.take(chunk)
                 num_texts += 1
+                on_text(num_texts)
                 if leave_after_texts is not None and num_texts >= leave_after_texts:
                     response.close()
                     return answer
