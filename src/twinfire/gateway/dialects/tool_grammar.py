@@ -68,8 +68,8 @@ def tool_grammar(
 
 
 def lark_text(text: str) -> str:
-    """Return a text as Lark quotes it."""
-    return json.dumps(text, ensure_ascii=False)
+    """Return a text as Lark quotes it: like JSON, but DEL is no character of its texts."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Writer:
