@@ -17,7 +17,7 @@ from twinfire.protocol.errors import TwinfireError
 
 COMMANDS = (
     *("serve", "up", "worker", "status", "scale", "role", "drain"),
-    *("edge", "models", "chat", "bench"),
+    *("edge", "models", "chat", "bench", "accounts", "draft"),
 )
 
 

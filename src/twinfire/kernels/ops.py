@@ -165,6 +165,10 @@ class StepOps(Protocol[A]):
         """Return silu(first half) * second half of each row."""
         ...
 
+    def keep_feature(self, x: A, index: int) -> None:
+        """Keep a copy of all T rows as the step's feature number `index`; x stays as it is."""
+        ...
+
     def take_logit_rows(self, x: A) -> A:
         """Return the R rows whose logits the step wants."""
         ...

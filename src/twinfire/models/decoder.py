@@ -6,7 +6,10 @@ order of the ops and the references to its weights; holds no tensor and never lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import MappedTensor, WeightSource
@@ -67,25 +70,39 @@ class Decoder:
             _take_layer(config, weights, ops, layer) for layer in range(config.num_layers)
         )
         self._final_norm = ops.vector(weights.tensor(FINAL_NORM))
-        head = EMBEDDING if config.tie_word_embeddings else OUTPUT_HEAD
-        self._head = ops.linear([weights.tensor(head)])
+        self._head = ops.linear([_head(config, weights)])
 
-    def hidden_rows(self, ops: StepOps[A]) -> A:
-        """Run the step; returns the normed hidden state of its logit rows."""
+    def hidden_rows(self, ops: StepOps[A], feature_layers: Sequence[int] = ()) -> A:
+        """Run the step; returns the normed hidden state of its logit rows.
+
+        The residual stream after each of `feature_layers` layers is kept: 0 is the embedding, and
+        the number of layers is the state before the final norm.
+        """
+        features = list(feature_layers)
         residual = ops.embed(self._embedding)
         x = ops.rms_norm(residual, self._layers[0].input_norm, self._eps)
         for index, layer in enumerate(self._layers):
             if index:
                 x, residual = ops.add_rms_norm(x, residual, layer.input_norm, self._eps)
+            if index in features:
+                ops.keep_feature(residual, features.index(index))
             x = self._attend(ops, x, index, layer)
             x, residual = ops.add_rms_norm(x, residual, layer.feed_forward_norm, self._eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
+        if len(self._layers) in features:
+            # The sum is wanted of all rows, so all are normed.
+            x, residual = ops.add_rms_norm(x, residual, self._final_norm, self._eps)
+            ops.keep_feature(residual, features.index(len(self._layers)))
+            return ops.take_logit_rows(x)
         x, residual = ops.take_logit_rows(x), ops.take_logit_rows(residual)
         x, _ = ops.add_rms_norm(x, residual, self._final_norm, self._eps)
         return x
 
     def logits(self, ops: StepOps[A], hidden_rows: A) -> A:
-        """Return the vocabulary's scores of some rows of `hidden_rows`."""
+        """Return the vocabulary's scores of some rows of `hidden_rows`.
+
+        Of an embedding model the rows themselves.
+        """
         return ops.linear(hidden_rows, self._head)
 
     def _attend(self, ops: StepOps[A], x: A, index: int, layer: DecoderLayer) -> A:
@@ -97,6 +114,14 @@ class Decoder:
         ops.write_kv(qkv, self._heads, index)
         attended = ops.attention(qkv, self._heads, index, layer.window, self._scale)
         return ops.linear(attended, layer.output)
+
+
+def _head(config: ModelConfig, weights: WeightSource) -> MappedTensor:
+    """Return what the last matrix is; an embedding model's leaves the hidden state as it is."""
+    if config.pooling is not None:
+        identity = np.eye(config.hidden_size, dtype=np.float32)
+        return MappedTensor("identity", identity.shape, "f32", identity)
+    return weights.tensor(EMBEDDING if config.tie_word_embeddings else OUTPUT_HEAD)
 
 
 def _take_layer(

@@ -114,6 +114,8 @@ class Recorder:
     """In the order of computation."""
     stored: dict[int, Value] = field(default_factory=dict)
     """The fused rows that `write_kv` was given, by layer."""
+    features: dict[int, Value] = field(default_factory=dict)
+    """The rows that `keep_feature` was given, by number."""
 
     def embed(self, table: EmbeddingRef) -> Value:
         """Record."""
@@ -158,6 +160,10 @@ class Recorder:
     def silu_mul(self, gate_up: Value) -> Value:
         """Record."""
         return self._record(SiluMul(gate_up))
+
+    def keep_feature(self, x: Value, index: int) -> None:
+        """Record which rows are wanted."""
+        self.features[index] = x
 
     def take_logit_rows(self, x: Value) -> Value:
         """Record."""

@@ -31,6 +31,12 @@ class TorchStep:
         self._turns: dict[RopeRef, tuple[Tensor, Tensor]] = {}
         self._token_rows = kv.token_rows(batch.slots)
         self._unfinished_blocks = self._blocks_left_unfinished()
+        self._features: dict[int, Tensor] = {}
+
+    @property
+    def features(self) -> list[Tensor]:
+        """What `keep_feature` kept, each [T, width], in order."""
+        return [self._features[index] for index in sorted(self._features)]
 
     def embed(self, table: EmbeddingRef) -> Tensor:
         """Return the rows of the step's tokens."""
@@ -96,6 +102,10 @@ class TorchStep:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Gate."""
         return self._numerics.silu_mul(gate_up)
+
+    def keep_feature(self, x: Tensor, index: int) -> None:
+        """Keep a copy."""
+        self._features[index] = x.clone()
 
     def take_logit_rows(self, x: Tensor) -> Tensor:
         """Return the rows that need logits."""
