@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import httpx
 import pytest
 
 from support.external_gateway import (
@@ -21,7 +22,16 @@ from support.external_gateway import (
     external_table,
     until,
 )
+from support.gateway_server import byte_text_side
 from support.mock_vllm import WORDS, Fabric, MockVllm, mock_vllm
+from support.scripted_backend import ScriptedBackend
+from twinfire.gateway.app import create_app_of_models
+from twinfire.gateway.external.external_models import ExternalModels
+from twinfire.gateway.external.external_pool import ExternalPool
+from twinfire.gateway.hosted_model import HostedModel
+from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.settings import GatewaySettings
+from twinfire.protocol.errors import InvalidRequest
 
 TEXT = "".join(WORDS)
 DEAD = "http://127.0.0.1:9"
@@ -436,3 +446,42 @@ def test_unknown_names_and_bad_bodies() -> None:
         assert len(here.prefill[0].bodies) == 0
 
     run(check)
+
+
+def test_the_one_external_model_need_not_be_named_where_there_is_no_other() -> None:
+    async def main() -> None:
+        async with mock_vllm(Fabric()) as one:
+            pool = ExternalPool(
+                ("public",), external_table("vllm", [one.url], health_interval_s=0.02)
+            )
+            external = ExternalModels([pool])
+            app = create_app_of_models(GatewaySettings(), [], external=external)
+            await external.start()
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
+                nameless = {name: value for name, value in CHAT.items() if name != "model"}
+                answer = (await client.post(PATHS[0], json=nameless)).json()
+                assert answer["model"] == "public"
+                tokenize = await client.post("/tokenize", json={"prompt": "x"})
+                assert tokenize.json()["error"]["code"] == "external_model"
+                assert (await client.get("/health")).json()["models"] == {"public": "ready"}
+                one.healthy = False
+                await until(lambda: pool.unready_reason is not None)
+                health = await client.get("/health")
+                assert health.json()["error"]["message"] == "no engine is healthy"
+            await external.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_names_that_two_models_have_are_refused() -> None:
+    pools = [ExternalPool(("a", "b"), external_table("vllm", [DEAD])) for _ in range(2)]
+    with pytest.raises(InvalidRequest, match="two models are called `a`"):
+        ExternalModels(pools)
+    own = HostedModel.of(ServedModel(("b",), byte_text_side()), ScriptedBackend())
+
+    async def main() -> None:
+        create_app_of_models(GatewaySettings(), [own], external=ExternalModels(pools[:1]))
+
+    with pytest.raises(InvalidRequest, match="two models are called `b`"):
+        asyncio.run(main())

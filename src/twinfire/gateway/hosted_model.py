@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from twinfire import __version__
 from twinfire.gateway.backends.backend import Backend
-from twinfire.gateway.errors import HttpError, not_ready, unknown_model
+from twinfire.gateway.errors import not_ready, unknown_model
 from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.served_model import ServedModel, TextSide
 from twinfire.protocol.errors import InvalidRequest
@@ -111,30 +111,16 @@ class HostedModels:
         """Every public name with its model, in order."""
         return self._by_name
 
-    @property
-    def unready_reason(self) -> str | None:
-        """Why not every model can be served now, None when all can."""
-        reasons = self.unready_reasons()
-        if len(self._hosted) == 1:
-            return next(iter(reasons.values()), None)
-        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or None
-
     def unready_reasons(self) -> dict[str, str]:
         """Return the models that cannot be served, each with the reason."""
         reasons = {one.model.names[0]: one.unready_reason for one in self._hosted}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def ready(self, name: str | None) -> ReadyModel:
+    def ready(self, name: str) -> ReadyModel:
         """Return what serves a request for `name`.
 
-        404 for a name that nobody has, 503 with the reason while it cannot be served. The name may
-        be left out where there is one model.
+        404 for a name that nobody has, 503 with the reason while it cannot be served.
         """
-        if not name:
-            if len(self._hosted) > 1:
-                known = ", ".join(f"`{one.model.names[0]}`" for one in self._hosted)
-                raise HttpError(400, f"`model` is needed; there are {known}.", param="model")
-            name = self._hosted[0].model.names[0]
         if name not in self._by_name:
             raise unknown_model(name)
         return self._by_name[name].ready(name)
