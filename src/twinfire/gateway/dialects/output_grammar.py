@@ -8,7 +8,7 @@ vLLM (`structured_outputs`, `guided_*`). What a grammar may be and cost is check
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -159,10 +159,10 @@ def _regex(param: str, value: object) -> Grammar:
 
 
 def _choice(param: str, value: object) -> Grammar:
-    is_texts = isinstance(value, Sequence) and not isinstance(value, str)
-    if not is_texts or not value or not all(isinstance(one, str) and one for one in value):
+    texts = value if isinstance(value, list) else []
+    if not texts or not all(isinstance(one, str) and one for one in texts):
         raise InvalidRequest(f"`{param}` must be a list of texts, none of them empty.", param)
-    return Grammar("lark", "start: " + " | ".join(lark_text(str(one)) for one in value))
+    return Grammar("lark", "start: " + " | ".join(lark_text(one) for one in texts))
 
 
 def _grammar(param: str, value: object) -> Grammar:
