@@ -7,7 +7,6 @@ still write are never freed before that read has ended.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -18,9 +17,7 @@ from twinfire.protocol.messages import (
     ALL_CHOICES,
     HandOffFailed,
     Peer,
-    Rejected,
     Reserve,
-    Reserved,
 )
 from twinfire.protocol.peer_messages import (
     Abort,
@@ -32,26 +29,20 @@ from twinfire.protocol.peer_messages import (
     Open,
     PeerMessage,
     Renew,
-    Ticket,
 )
 from twinfire.protocol.tokens import unpack_generations, unpack_ids
 from twinfire.transfer.block_filler import BlockFiller
+from twinfire.transfer.block_grants import BlockGrants
 from twinfire.transfer.block_sums import sums_agree
 from twinfire.transfer.connector import RemoteBlock
-from twinfire.transfer.fair_queue import FairQueue
 from twinfire.transfer.fault_points import FaultPoints
+from twinfire.transfer.hand_off_table import SILENCE, HandOffTable
 from twinfire.transfer.incoming import Incoming, Stage
-from twinfire.transfer.incoming_blocks import IncomingBlocks
-from twinfire.transfer.lease import Leases
 from twinfire.transfer.ports import BlockBytes, BlockReader, Gateways, Peers, ReceivingEngine
 from twinfire.transfer.reserves import EarlyOpen, Remembered
 from twinfire.transfer.tombstones import Outcome, Tombstones
 from twinfire.transfer.unmatched import Unmatched
 from twinfire.transfer.verify_commit import check_commit, check_open
-
-MAX_WAITING = 1024
-RESERVE_RETRY_S = 0.02
-"""How often a full worker looks whether there is room now."""
 
 Accepted = Callable[[str, GatewayOutput], None]
 
@@ -82,20 +73,26 @@ class HandOffReceiver:
         self._gateways = gateways
         self._accepted = accepted
         self._content = content
-        self._block_size = block_size
         self._bytes_per_block = bytes_per_block
         self._lease_s = lease_s
         self._clock = clock
         self._faults = faults
-        self._leases: Leases[HandOffKey] = Leases(lease_s, clock)
+        self._incoming: HandOffTable[Incoming] = HandOffTable(lease_s, clock)
         self._tombstones = Tombstones(clock)
         self._unmatched = Unmatched(peers, self._tombstones, self._match, self._refuse, clock)
-        self._queue = FairQueue(clock)
+        self._grants = BlockGrants(
+            engine,
+            peers,
+            gateways,
+            self._incoming,
+            self._end,
+            block_size=block_size,
+            clock=clock,
+            faults=faults,
+        )
         self._filler = BlockFiller(
             reader, self._adopt_if_complete, self._fail, self._free, clock=clock, faults=faults
         )
-        self._incoming: dict[HandOffKey, Incoming] = {}
-        self._next_retry_s = 0.0
 
     def __len__(self) -> int:
         """Hand-offs that hold blocks, wait for some, or wait for their gateway's word."""
@@ -118,7 +115,7 @@ class HandOffReceiver:
         """A prefill worker says something."""
         match message:
             case Renew(keys):
-                self._leases.renew(keys)
+                self._incoming.renew(keys)
             case Open():
                 self._on_open(peer, message)
             case ChunkReady():
@@ -135,11 +132,7 @@ class HandOffReceiver:
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         """The gateway wants a choice no more, or all of them; unknown ids are ignored."""
-        named = [
-            incoming
-            for incoming in self._incoming.values()
-            if (incoming.key.gateway_id, incoming.key.request_id) == (gateway_id, request_id)
-        ]
+        named = self._incoming.of_request(gateway_id, request_id)
         if choice != ALL_CHOICES:
             for incoming in named:
                 incoming.cancelled_choices.append(choice)
@@ -150,38 +143,30 @@ class HandOffReceiver:
 
     def gateway_lost(self, gateway_id: str) -> None:
         """Nobody waits for this gateway's requests any more."""
-        for incoming in list(self._incoming.values()):
-            if incoming.key.gateway_id == gateway_id:
-                self._end(incoming, "the gateway is gone")
+        for incoming in self._incoming.of_gateway(gateway_id):
+            self._end(incoming, "the gateway is gone")
         self._unmatched.end_all("the gateway is gone", gateway_id)
 
     def peer_lost(self, instance_id: str, reason: str) -> None:
         """The link of a prefill worker is closed."""
-        for incoming in list(self._incoming.values()):
-            if incoming.peer.instance_id == instance_id:
-                self._fail(incoming, f"the link to the prefill worker: {reason}")
+        for incoming in self._incoming.of_peer(instance_id):
+            self._fail(incoming, f"the link to the prefill worker: {reason}")
         self._unmatched.peer_lost(instance_id, f"the link to the prefill worker: {reason}")
 
     def fence(self, reason: str) -> None:
         """Let go of everything: this process stood still while others went on."""
-        for incoming in list(self._incoming.values()):
+        for incoming in self._incoming:
             self._fail(incoming, reason)
         self._unmatched.fence(reason)
 
     def pump(self) -> None:
         """Sweep leases and deadlines and serve who waits for room; to be called every pass."""
         self._sweep()
-        if len(self._queue) and self._clock() >= self._next_retry_s:
-            self._queue.serve(self._try_reserve)
-            self._next_retry_s = self._clock() + RESERVE_RETRY_S
+        self._grants.pump()
 
     def renewals(self) -> dict[str, tuple[HandOffKey, ...]]:
         """Return what is open by prefill worker."""
-        keys: dict[str, list[HandOffKey]] = defaultdict(list)
-        for incoming in self._incoming.values():
-            if incoming.stage is not Stage.QUARANTINED:
-                keys[incoming.peer.instance_id].append(incoming.key)
-        return {instance_id: tuple(found) for instance_id, found in keys.items()}
+        return self._incoming.renewals()
 
     def _of(self, peer: Peer, key: HandOffKey) -> Incoming | None:
         """Return a hand-off with `peer` that has blocks; answer messages of any other."""
@@ -191,7 +176,7 @@ class HandOffReceiver:
             and incoming.stage is Stage.RESERVED
             and incoming.peer.instance_id == peer.instance_id
         ):
-            self._leases.renew((key,))
+            self._incoming.renew((key,))
             return incoming
         outcome = self._tombstones.outcome(key)
         if outcome == "accepted":
@@ -207,58 +192,21 @@ class HandOffReceiver:
     def _on_open(self, peer: Peer, message: Open) -> None:
         self._faults.hit("receiver.open")
         key = message.key
-        if key in self._incoming and self._incoming[key].stage is not Stage.QUARANTINED:
-            self._leases.renew((key,))
+        known = self._incoming.get(key)
+        if known is not None and known.is_open:
+            self._incoming.renew((key,))
         else:
             self._unmatched.open(peer, message)
 
     def _match(self, key: HandOffKey, reserve: Remembered, early: EarlyOpen) -> None:
         incoming = Incoming(key, reserve, early.peer, early.arrival_s)
-        self._incoming[key] = incoming
-        self._leases.grant(key)
+        self._incoming.add(incoming)
+        self._incoming.grant_lease(key)
         problem = check_open(early.message, early.peer, reserve)
         if problem is not None:
             self._fail(incoming, problem)
-        elif len(self._queue) >= MAX_WAITING:
+        elif not self._grants.ask(incoming):
             self._fail(incoming, "too many hand-offs wait for blocks at the decode worker")
-        # Whoever waits already goes first.
-        elif len(self._queue) or not self._try_reserve(key):
-            self._faults.hit("receiver.waiting")
-            self._queue.push(key, reserve.submit.priority)
-
-    def _try_reserve(self, key: HandOffKey) -> bool:
-        """Take blocks for a hand-off; False when there is no room for it now."""
-        incoming = self._incoming.get(key)
-        if incoming is None or incoming.stage is not Stage.WAITING:
-            return True
-        submit = incoming.reserve.submit
-        try:
-            reservation = self._engine.reserve(key.gateway_id, submit)
-        except InvalidRequest as error:
-            self._end(incoming, error.message)
-            self._gateways.send(
-                key.gateway_id,
-                Rejected(submit.request_id, error.message, param=error.param, code=error.code),
-            )
-            return True
-        if reservation is None:
-            return False
-        self._grant(incoming, len(reservation.block_ids), reservation.num_cached_blocks)
-        incoming.reservation = reservation
-        self._faults.hit("receiver.before_ticket")
-        ticket = Ticket(key, reservation.num_cached_blocks)
-        self._peers.send(incoming.peer.instance_id, ticket)
-        cached_tokens = reservation.num_cached_blocks * self._block_size
-        self._gateways.send(
-            key.gateway_id, Reserved(submit.request_id, submit.attempt, cached_tokens)
-        )
-        self._faults.hit("receiver.after_ticket")
-        return True
-
-    def _grant(self, incoming: Incoming, num_blocks: int, num_cached: int) -> None:
-        incoming.stage = Stage.RESERVED
-        incoming.granted_s = incoming.complete_s = self._clock()
-        incoming.blocks = IncomingBlocks(num_blocks, num_cached)
 
     # Filling
 
@@ -332,7 +280,7 @@ class HandOffReceiver:
 
     def _fail(self, incoming: Incoming, reason: str, *, retry: bool = True) -> None:
         """End a hand-off by a fault that was found here."""
-        if incoming.stage is not Stage.QUARANTINED:
+        if incoming.is_open:
             self._end(incoming, reason)
             self._refuse(incoming.key, reason, retry=retry)
 
@@ -342,17 +290,17 @@ class HandOffReceiver:
         self._gateways.send(key.gateway_id, failure)
 
     def _end(self, incoming: Incoming, reason: str) -> None:
-        if incoming.stage is not Stage.QUARANTINED:
+        if incoming.is_open:
             self._peers.send(incoming.peer.instance_id, Abort(incoming.key, reason))
             self._let_go(incoming)
 
     def _let_go(self, incoming: Incoming) -> None:
         self._tombstones.add(incoming.key, "aborted")
-        self._leases.release(incoming.key)
-        self._queue.remove(incoming.key)
+        self._incoming.end_lease(incoming.key)
+        self._grants.forget(incoming.key)
         if incoming.stage is Stage.RESERVED and incoming.num_reads:
             incoming.stage = Stage.QUARANTINED
-        elif incoming.stage is not Stage.QUARANTINED:
+        elif incoming.is_open:
             self._free(incoming)
 
     def _free(self, incoming: Incoming) -> None:
@@ -363,22 +311,16 @@ class HandOffReceiver:
 
     def _forget(self, incoming: Incoming, outcome: Outcome) -> None:
         self._tombstones.add(incoming.key, outcome)
-        self._leases.release(incoming.key)
-        self._incoming.pop(incoming.key, None)
+        self._incoming.remove(incoming.key)
 
     def _sweep(self) -> None:
-        for key in self._leases.ended():
-            incoming = self._incoming.get(key)
-            self._leases.release(key)
-            if incoming is not None:
-                silence = "it said nothing for the length of a lease"
-                self._fail(incoming, f"the prefill worker: {silence}")
-                self._peers.drop(incoming.peer.instance_id, silence)
+        for incoming in self._incoming.silent():
+            self._fail(incoming, f"the prefill worker: {SILENCE}")
+            self._peers.drop(incoming.peer.instance_id, SILENCE)
         self._unmatched.sweep()
-        now_s = self._clock()
-        for incoming in list(self._incoming.values()):
-            deadline_s, stale_s = incoming.reserve.deadline_s, incoming.stale_since_s
-            if deadline_s is not None and deadline_s <= now_s:
-                self._fail(incoming, "the request's time is over", retry=False)
-            elif stale_s is not None and stale_s + self._lease_s <= now_s:
+        for incoming in self._incoming.overdue():
+            self._fail(incoming, "the request's time is over", retry=False)
+        limit_s = self._clock() - self._lease_s
+        for incoming in self._incoming:
+            if incoming.stale_since_s is not None and incoming.stale_since_s <= limit_s:
                 self._fail(incoming, "the prefill worker lost blocks and did not compute them anew")

@@ -8,10 +8,7 @@ reported once, whatever is lost, and every message may be repeated.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, HandOffEvent, PromptComputed
 from twinfire.protocol.errors import InvalidRequest
@@ -31,7 +28,8 @@ from twinfire.protocol.peer_messages import (
 from twinfire.protocol.tokens import pack_generations, pack_ids
 from twinfire.transfer.block_sums import block_sums
 from twinfire.transfer.fault_points import FaultPoints
-from twinfire.transfer.lease import Leases
+from twinfire.transfer.hand_off_table import SILENCE, HandOffTable
+from twinfire.transfer.outgoing import Outgoing, Stage
 from twinfire.transfer.ports import BlockBytes, Gateways, Peers, SendingEngine
 from twinfire.transfer.prompt_digest import prompt_digest
 
@@ -41,30 +39,6 @@ MAX_UNGRANTED = 8
 """Hand-offs that may wait for blocks elsewhere while others are opened past them."""
 GRANT_PATIENCE_S = 0.05
 """A hand-off without its ticket for so long does not count as ahead: its decode worker is full."""
-_TOKEN_BYTES = 4
-
-
-class _Stage(Enum):
-    QUEUED = auto()
-    OPEN = auto()
-    COMPUTING = auto()
-    COMMITTED = auto()
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    key: HandOffKey
-    submit: Submit
-    decode: Peer
-    deadline_s: float | None
-    stage: _Stage = _Stage.QUEUED
-    opened_s: float = 0.0
-    block_ids: dict[int, int] = field(default_factory=dict)
-    cancelled_choices: list[int] = field(default_factory=list)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.submit.prompt) // _TOKEN_BYTES
 
 
 class HandOffSender:
@@ -96,8 +70,7 @@ class HandOffSender:
         self._clock = clock
         self._faults = faults
         self._content = content
-        self._leases: Leases[HandOffKey] = Leases(lease_s, clock)
-        self._outgoing: dict[HandOffKey, _Outgoing] = {}
+        self._outgoing: HandOffTable[Outgoing] = HandOffTable(lease_s, clock)
         self._queue: list[tuple[int, int, HandOffKey]] = []
         self._num_submitted = 0
 
@@ -109,8 +82,8 @@ class HandOffSender:
         """Prompt tokens that the engine does not know of yet."""
         return sum(
             outgoing.num_prompt_tokens
-            for outgoing in self._outgoing.values()
-            if outgoing.stage in (_Stage.QUEUED, _Stage.OPEN)
+            for outgoing in self._outgoing
+            if outgoing.stage in (Stage.QUEUED, Stage.OPEN)
         )
 
     def submit(self, gateway_id: str, submit: Submit, hand_off: HandOff) -> None:
@@ -119,7 +92,7 @@ class HandOffSender:
         if key in self._outgoing:
             return
         deadline_s = None if submit.timeout_s is None else self._clock() + submit.timeout_s
-        self._outgoing[key] = _Outgoing(key, submit, hand_off.decode, deadline_s)
+        self._outgoing.add(Outgoing(key, submit, hand_off.decode, deadline_s))
         heapq.heappush(self._queue, (submit.priority, self._num_submitted, key))
         self._num_submitted += 1
         self._faults.hit("sender.queued")
@@ -128,7 +101,7 @@ class HandOffSender:
         """A decode worker says something."""
         match message:
             case Renew(keys):
-                self._leases.renew(keys)
+                self._outgoing.renew(keys)
             case Ticket(key):
                 self._on_ticket(peer, key)
             case Done(key):
@@ -173,32 +146,28 @@ class HandOffSender:
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         """The gateway wants a choice no more, or all of them; unknown ids are ignored."""
-        for outgoing in list(self._outgoing.values()):
-            key = outgoing.key
-            if (key.gateway_id, key.request_id) != (gateway_id, request_id):
-                continue
+        for outgoing in self._outgoing.of_request(gateway_id, request_id):
             if choice == ALL_CHOICES:
                 self._abort(outgoing, "cancelled")
-            elif outgoing.stage in (_Stage.QUEUED, _Stage.OPEN):
+            elif outgoing.stage in (Stage.QUEUED, Stage.OPEN):
                 outgoing.cancelled_choices.append(choice)
             else:
                 self._engine.cancel(gateway_id, request_id, choice)
 
     def gateway_lost(self, gateway_id: str) -> None:
         """Nobody waits for this gateway's requests any more."""
-        for outgoing in list(self._outgoing.values()):
-            if outgoing.key.gateway_id == gateway_id:
-                self._abort(outgoing, "the gateway is gone")
+        for outgoing in self._outgoing.of_gateway(gateway_id):
+            self._abort(outgoing, "the gateway is gone")
 
     def peer_lost(self, instance_id: str, reason: str) -> None:
         """The link to a decode worker is closed, or could not be opened."""
-        for outgoing in list(self._outgoing.values()):
-            if outgoing.decode.instance_id == instance_id and outgoing.stage != _Stage.QUEUED:
+        for outgoing in self._outgoing.of_peer(instance_id):
+            if outgoing.is_open:
                 self._fail(outgoing, f"the link to the decode worker: {reason}")
 
     def fence(self, reason: str) -> None:
         """Let go of everything: this process stood still while others went on."""
-        for outgoing in list(self._outgoing.values()):
+        for outgoing in self._outgoing:
             self._fail(outgoing, reason)
 
     def pump(self) -> None:
@@ -207,57 +176,47 @@ class HandOffSender:
         while self._queue and self._may_open():
             _, _, key = heapq.heappop(self._queue)
             outgoing = self._outgoing.get(key)
-            if outgoing is not None and outgoing.stage is _Stage.QUEUED:
+            if outgoing is not None and outgoing.stage is Stage.QUEUED:
                 self._open(outgoing)
 
     def renewals(self) -> dict[str, tuple[HandOffKey, ...]]:
         """Return what is open by decode worker."""
-        keys: dict[str, list[HandOffKey]] = defaultdict(list)
-        for outgoing in self._outgoing.values():
-            if outgoing.stage is not _Stage.QUEUED:
-                keys[outgoing.decode.instance_id].append(outgoing.key)
-        return {instance_id: tuple(found) for instance_id, found in keys.items()}
+        return self._outgoing.renewals()
 
-    def _of(self, peer: Peer, key: HandOffKey) -> _Outgoing | None:
+    def _of(self, peer: Peer, key: HandOffKey) -> Outgoing | None:
         """Return the hand-off if it is one with `peer`, and note that it has been heard of."""
         outgoing = self._outgoing.get(key)
-        if outgoing is None or outgoing.decode.instance_id != peer.instance_id:
+        if outgoing is None or outgoing.peer.instance_id != peer.instance_id:
             return None
-        self._leases.renew((key,))
+        self._outgoing.renew((key,))
         return outgoing
 
     def _sweep(self) -> None:
-        for key in self._leases.ended():
-            # All hand-offs with a peer that says nothing end together, in `peer_lost`.
-            if (outgoing := self._outgoing.get(key)) is not None:
-                instance_id = outgoing.decode.instance_id
-                self._fail(outgoing, "the decode worker said nothing for the length of a lease")
-                self._peers.drop(instance_id, "it said nothing for the length of a lease")
-        now_s = self._clock()
-        for outgoing in list(self._outgoing.values()):
-            if outgoing.deadline_s is not None and outgoing.deadline_s <= now_s:
-                self._fail(outgoing, "the request's time is over", retry=False)
+        # All hand-offs with a peer that says nothing end together, in `peer_lost`.
+        for outgoing in self._outgoing.silent():
+            self._fail(outgoing, f"the decode worker: {SILENCE}")
+            self._peers.drop(outgoing.peer.instance_id, SILENCE)
+        for outgoing in self._outgoing.overdue():
+            self._fail(outgoing, "the request's time is over", retry=False)
 
     def _may_open(self) -> bool:
         now_s, num_ahead, num_ungranted = self._clock(), 0, 0
-        for outgoing in self._outgoing.values():
-            if outgoing.stage is _Stage.OPEN:
+        for outgoing in self._outgoing:
+            if outgoing.stage is Stage.OPEN:
                 num_ungranted += 1
                 num_ahead += now_s - outgoing.opened_s < GRANT_PATIENCE_S
-            elif outgoing.stage is _Stage.COMPUTING:
+            elif outgoing.stage is Stage.COMPUTING:
                 num_ahead += 1
         if num_ahead > MAX_AHEAD or num_ungranted >= MAX_UNGRANTED:
             return False
         return self._num_waiting() <= MAX_AHEAD
 
-    def _open(self, outgoing: _Outgoing) -> None:
+    def _open(self, outgoing: Outgoing) -> None:
         self._faults.hit("sender.before_open")
-        outgoing.stage, outgoing.opened_s = _Stage.OPEN, self._clock()
-        self._leases.grant(outgoing.key)
-        self._peers.connect(outgoing.decode)
-        self._peers.send(
-            outgoing.decode.instance_id, Open(outgoing.key, outgoing.num_prompt_tokens)
-        )
+        outgoing.stage, outgoing.opened_s = Stage.OPEN, self._clock()
+        self._outgoing.grant_lease(outgoing.key)
+        self._peers.connect(outgoing.peer)
+        self._peers.send(outgoing.peer.instance_id, Open(outgoing.key, outgoing.num_prompt_tokens))
         self._faults.hit("sender.after_open")
 
     def _on_ticket(self, peer: Peer, key: HandOffKey) -> None:
@@ -265,20 +224,20 @@ class HandOffSender:
         if outgoing is None:
             self._peers.send(peer.instance_id, Abort(key, "this hand-off is over"))
             return
-        if outgoing.stage is not _Stage.OPEN:
+        if outgoing.stage is not Stage.OPEN:
             return
         self._faults.hit("sender.after_ticket")
-        outgoing.stage = _Stage.COMPUTING
+        outgoing.stage = Stage.COMPUTING
         self._admit(key.gateway_id, outgoing.submit)
         for choice in outgoing.cancelled_choices:
             self._engine.cancel(key.gateway_id, key.request_id, choice)
 
-    def _announce(self, outgoing: _Outgoing, event: BlocksComputed) -> None:
+    def _announce(self, outgoing: Outgoing, event: BlocksComputed) -> None:
         self._faults.hit("sender.chunk_ready")
         for offset, block_id in enumerate(event.block_ids):
             outgoing.block_ids[event.first_block + offset] = block_id
         self._peers.send(
-            outgoing.decode.instance_id,
+            outgoing.peer.instance_id,
             ChunkReady(
                 outgoing.key,
                 event.first_block,
@@ -287,11 +246,11 @@ class HandOffSender:
             ),
         )
 
-    def _commit(self, outgoing: _Outgoing, event: PromptComputed) -> None:
+    def _commit(self, outgoing: Outgoing, event: PromptComputed) -> None:
         self._faults.hit("sender.before_commit")
-        outgoing.stage = _Stage.COMMITTED
+        outgoing.stage = Stage.COMMITTED
         self._peers.send(
-            outgoing.decode.instance_id,
+            outgoing.peer.instance_id,
             Commit(
                 outgoing.key,
                 prompt_digest(outgoing.submit),
@@ -303,28 +262,27 @@ class HandOffSender:
         )
         self._faults.hit("sender.after_commit")
 
-    def _block_sums(self, outgoing: _Outgoing, num_blocks: int) -> bytes:
+    def _block_sums(self, outgoing: Outgoing, num_blocks: int) -> bytes:
         if self._content is None:
             return b""
         return block_sums(self._content, [outgoing.block_ids[i] for i in range(num_blocks)])
 
-    def _fail(self, outgoing: _Outgoing, reason: str, *, retry: bool = True) -> None:
+    def _fail(self, outgoing: Outgoing, reason: str, *, retry: bool = True) -> None:
         """End a hand-off by a fault that was found here."""
         self._abort(outgoing, reason)
         key = outgoing.key
         failure = HandOffFailed(key.request_id, key.attempt, reason, retry)
         self._gateways.send(key.gateway_id, failure)
 
-    def _abort(self, outgoing: _Outgoing, reason: str) -> None:
-        if outgoing.stage is not _Stage.QUEUED:
-            self._peers.send(outgoing.decode.instance_id, Abort(outgoing.key, reason))
+    def _abort(self, outgoing: Outgoing, reason: str) -> None:
+        if outgoing.is_open:
+            self._peers.send(outgoing.peer.instance_id, Abort(outgoing.key, reason))
         self._forget(outgoing)
 
-    def _forget(self, outgoing: _Outgoing) -> None:
+    def _forget(self, outgoing: Outgoing) -> None:
         key = outgoing.key
-        if self._outgoing.pop(key, None) is None:
+        if self._outgoing.remove(key) is None:
             return
-        self._leases.release(key)
-        if outgoing.stage is _Stage.COMPUTING:
+        if outgoing.stage is Stage.COMPUTING:
             self._engine.cancel(key.gateway_id, key.request_id)
         self._engine.release_hold(key)

@@ -45,6 +45,23 @@ class Incoming:
     acknowledge_abort: bool = False
     cancelled_choices: list[int] = field(default_factory=list)
 
+    @property
+    def deadline_s(self) -> float | None:
+        """When the request's time is over."""
+        return self.reserve.deadline_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the prefill worker goes on with it."""
+        return self.stage is not Stage.QUARANTINED
+
+    def grant(self, reservation: Reservation, now_s: float) -> None:
+        """It has blocks, to be filled from now on."""
+        self.stage = Stage.RESERVED
+        self.reservation = reservation
+        self.granted_s = self.complete_s = now_s
+        self.blocks = IncomingBlocks(len(reservation.block_ids), reservation.num_cached_blocks)
+
     def times(self, now_s: float, bytes_per_block: int) -> HandOffTimes:
         """Return what the hand-off took, its first tokens being sent now."""
         return HandOffTimes(
