@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.hand_off_world import LEASE_S, World
+from twinfire.engine.hand_off import HandOffEnded
+from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Peer, Reserve, Submit
 from twinfire.protocol.peer_messages import Abort, ChunkReady, Done, HandOffKey, Open, Ticket
 from twinfire.protocol.sampling import SamplingParams
@@ -178,6 +180,20 @@ def test_a_prompt_that_never_fits_is_refused_at_once() -> None:
     world = World(decode_blocks=3)
     world.request(0, 30)
     world.settle()
+    assert world.gateway.ends == {0: ["rejected"]}
+    world.check_nothing_left()
+
+
+def test_a_prompt_whose_request_is_at_fault_is_refused_and_not_tried_again() -> None:
+    world = World()
+    world.request(0, 14)
+    world.settle()
+    world.step()
+    (prompt,) = world.prefill.prompts
+    refusal = InvalidRequest("the grammar leaves no token to draw", "allowed_token_ids")
+    world.prefill.events.append(HandOffEnded(prompt.key, refusal.message, refusal))
+    world.step()
+    world.run_down(Random(0))
     assert world.gateway.ends == {0: ["rejected"]}
     world.check_nothing_left()
 
