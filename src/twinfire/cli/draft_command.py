@@ -120,8 +120,8 @@ def _make_text(
     deadline_s: float | None,
 ) -> bool:
     """Let the model write until there is enough; returns whether there is."""
-    num_tokens = samples.num_tokens()
-    if num_tokens >= args.tokens:
+    num_tokens, wanted = samples.num_tokens(), int(args.tokens)
+    if num_tokens >= wanted:
         return True
     from twinfire.artifacts.checkpoint import open_checkpoint
     from twinfire.protocol.startup_stages import StartupStages
@@ -154,12 +154,12 @@ def _make_text(
     for sample in text.samples():
         pending.append(sample)
         num_tokens += len(sample.tokens)
-        enough = num_tokens >= args.tokens
+        enough = num_tokens >= wanted
         too_late = deadline_s is not None and time.monotonic() > deadline_s
         if enough or too_late or len(pending) == _SAVE_EVERY:
             samples.append(pending)
             pending = []
-            progress("text", num_tokens, args.tokens, "")
+            progress("text", num_tokens, wanted, "")
         if enough or too_late:
             return enough
     raise AssertionError("a model never stops writing")

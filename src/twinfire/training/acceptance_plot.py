@@ -25,7 +25,9 @@ def plot_acceptance(curves: Mapping[str, AcceptanceCurve], path: Path) -> None:
         axes.plot(range(1, len(rates) + 1), rates, marker="o", label=label)
     axes.set(xlabel="position of the draft", ylabel="accepted, where the ones before were")
     axes.set_ylim(0, 1)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xticks(
+        range(1, 1 + max((len(curve.num_reached) for curve in curves.values()), default=1))
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -63,10 +63,12 @@ class TargetStates:
         step = TorchStep(self._weights, self._numerics, self._kv, batch)
         final = self._model.hidden_rows(step, self._feature_layers)
         features = torch.cat(step.features, dim=1)
-        lengths = [len(text) for text in texts]
+        ends = np.cumsum([len(text) for text in texts]).tolist()
         return [
-            TextStates(own.clone(), last.clone())
-            for own, last in zip(features.split(lengths), final.split(lengths), strict=True)
+            TextStates(
+                features[end - len(text) : end].clone(), final[end - len(text) : end].clone()
+            )
+            for text, end in zip(texts, ends, strict=True)
         ]
 
 
