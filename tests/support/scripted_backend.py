@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from support.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
@@ -145,7 +147,9 @@ class _Run:
         rows = None
         if sampling.prompt_logprobs >= 0:
             rows = scripted_rows(self._prompt[1:], sampling.prompt_logprobs)
-        self.generation.put(PromptDone(1, backend.cached_tokens, 0.001, 0.002, rows))
+        embedding = b"" if sampling.pooling is None else scripted_state(self._prompt)
+        done = PromptDone(1, backend.cached_tokens, 0.001, 0.002, rows, embedding=embedding)
+        self.generation.put(done)
         outputs = {choice: self._output(choice) for choice in self._live}
         position = 0
         while self._live:
@@ -196,6 +200,12 @@ class _Run:
         if self._sampling.logprobs >= 0:
             rows = scripted_rows(tokens, self._sampling.logprobs)
         self.generation.put(ChoiceDelta(1, choice, pack_ids(tokens), finish, stop_token_id, rows))
+
+
+def scripted_state(prompt: Sequence[int]) -> bytes:
+    """Eight numbers that only this prompt has."""
+    state = np.random.default_rng(list(prompt)).normal(size=8)
+    return state.astype(np.float32).tobytes()
 
 
 def scripted_logprob(token: int) -> float:

@@ -16,6 +16,7 @@ from twinfire.artifacts.model_config import (
     GenerationDefaults,
     ModelConfig,
 )
+from twinfire.artifacts.pooling_config import read_pooling
 from twinfire.artifacts.rope_config import rope_from_config
 from twinfire.protocol.errors import ModelError
 
@@ -47,7 +48,8 @@ def read_hf_config(folder: Path, weights_format: Callable[[], str]) -> ModelConf
     ModelError names the file and the field that is missing, inconsistent or unsupported.
     """
     config = read_json_fields(folder / CONFIG_FILE)
-    architecture = _architecture(config)
+    pooling = read_pooling(folder)
+    architecture = _architecture(config, embeds=pooling is not None)
     _refuse_unsupported(config)
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -81,10 +83,11 @@ def read_hf_config(folder: Path, weights_format: Callable[[], str]) -> ModelConf
         bos_token_id=next(iter(_token_ids(config, "bos_token_id", vocab_size)), None),
         eos_token_ids=_eos_token_ids(generation, config, vocab_size),
         generation=_generation_defaults(generation),
+        pooling=pooling,
     )
 
 
-def _architecture(config: Fields) -> str:
+def _architecture(config: Fields, *, embeds: bool) -> str:
     model_type = config.text("model_type")
     supported = ", ".join(SUPPORTED_ARCHITECTURES)
     if model_type not in _CLASSES:
@@ -92,10 +95,12 @@ def _architecture(config: Fields) -> str:
             f"{config.source}: architecture '{model_type}' is not supported; supported: {supported}"
         )
     classes = config.texts("architectures")
-    if classes and _CLASSES[model_type] not in classes:
+    generating = _CLASSES[model_type]
+    known = [generating, generating.replace("ForCausalLM", "Model")] if embeds else [generating]
+    if classes and not set(known) & set(classes):
         raise ModelError(
             f"{config.source}: '{classes[0]}' is not supported, only the text-generating "
-            f"{_CLASSES[model_type]} of this architecture; supported architectures: {supported}"
+            f"{generating} of this architecture; supported architectures: {supported}"
         )
     return model_type
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from twinfire.protocol.pooling import Pooling
+
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -67,6 +69,13 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    pooling: Pooling | None = None
+    """How texts are embedded, None for a model that generates. An embedding model has no head."""
+
+    @property
+    def head_width(self) -> int:
+        """Columns of the last matrix: the vocabulary, or the embedding of an embedding model."""
+        return self.vocab_size if self.pooling is None else self.hidden_size
 
     def window_of(self, layer: int) -> int | None:
         """Return the attention window of `layer` in tokens, None for full attention."""

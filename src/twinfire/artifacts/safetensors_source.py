@@ -30,6 +30,11 @@ _ITEM_BYTES = {
 }
 
 
+_BODY = "model."
+_BARE_EMBEDDING = "embed_tokens.weight"
+"""Folders of a model without its head lack the prefix in every name."""
+
+
 class _HeaderEntry(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
@@ -59,6 +64,8 @@ class SafetensorsSource:
                 if name not in found:
                     raise ModelError(f"{folder / INDEX_FILE}: {path.name} has no tensor '{name}'")
                 self._tensors[name] = found[name]
+        if _BARE_EMBEDDING in self._tensors:
+            self._tensors = {_BODY + name: placed for name, placed in self._tensors.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -62,7 +62,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings and config.pooling is None:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         shapes.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
@@ -82,7 +82,7 @@ def check_tensors(config: ModelConfig, tensors: ShapedTensors, source: str) -> N
                 f"the configuration implies {list(shape)}"
             )
     for name in tensors:
-        redundant_head = name == "lm_head.weight" and config.tie_word_embeddings
+        redundant_head = name == "lm_head.weight" and name not in expected
         if name not in expected and not redundant_head and not _BUFFERS.fullmatch(name):
             raise ModelError(
                 f"{source}: tensor '{name}' has no place in the configured {config.architecture} "

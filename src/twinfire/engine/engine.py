@@ -28,6 +28,7 @@ from twinfire.engine.request_checks import (
     check_first_tokens,
     check_first_tokens_match,
     check_request,
+    check_task,
 )
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.runner import Runner
@@ -65,8 +66,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         *,
         grammars: GrammarCompiler | None = None,
+        embeds: bool = False,
     ) -> None:
-        """Without `grammars` requests that have one are refused."""
+        """Without `grammars` requests that have one are refused.
+
+        An engine that `embeds` takes nothing but prompts to be pooled, any other none of them.
+        """
+        self._embeds = embeds
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
@@ -217,6 +223,8 @@ class Engine:
         self._runner.execute(packed.batch)
         samples = self._draw(packed.draws)
         self._score_prompts(packed)
+        for rows in packed.pooled_rows:
+            rows.states.take(self._runner.logits(rows.first_row, rows.first_row + rows.count))
         self._scheduler.commit(plan, _own_tokens(packed.draws, samples))
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
@@ -269,6 +277,7 @@ class Engine:
         outputs = [unpack_ids(output) for output in message.outputs]
         prompt = unpack_ids(message.prompt)
         check_request(message, prompt, outputs, self._runner.vocab_size)
+        check_task(message, embeds=self._embeds)
         request = Request(gateway_id, message, prompt, outputs, self._clock())
         self._refuse_if_running(request)
         if request.key in self._incoming:

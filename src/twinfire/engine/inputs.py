@@ -1,7 +1,7 @@
 """Packs a step plan into the arrays of a step batch.
 
 Owns the order of the logit rows: first the rows that tokens are drawn from, one for each choice,
-then the prompt rows whose log-probabilities were asked for.
+then the prompt rows whose log-probabilities were asked for, last those that are pooled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinfire.engine.pooled_states import PooledStates
 from twinfire.engine.request import Request
 from twinfire.kernels.step_batch import Int32Array, StepBatch
 from twinfire.scheduler.sequence import Sequence
@@ -36,12 +37,22 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Rows [first_row, first_row + count) are the hidden states that come next to be pooled."""
+
+    states: PooledStates
+    first_row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedStep:
     """A batch and the meaning of its logit rows."""
 
     batch: StepBatch
     draws: list[DrawRow]
     prompt_rows: list[PromptRows]
+    pooled_rows: list[PooledRows]
 
 
 def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int) -> PackedStep:
@@ -64,6 +75,7 @@ def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int
         blocks = block_tables[row, places // block_size]
         slots[first:last] = blocks * block_size + places % block_size
     logit_rows, draws, prompt_rows = _logit_rows(slices, requests, query_starts)
+    pooled_rows = _add_pooled_rows(logit_rows, slices, requests, query_starts)
     batch = StepBatch(
         token_ids=token_ids,
         positions=positions,
@@ -74,7 +86,7 @@ def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int
         logit_rows=np.array(logit_rows, np.int32),
         block_copies=np.array(plan.block_copies, np.int32).reshape(-1, 2),
     )
-    return PackedStep(batch, draws, prompt_rows)
+    return PackedStep(batch, draws, prompt_rows, pooled_rows)
 
 
 def _block_tables(slices: list[Slice], block_size: int) -> Int32Array:
@@ -107,3 +119,23 @@ def _logit_rows(
             offset = int(query_starts[index]) - piece.start
             rows.extend(range(offset + first, offset + stop))
     return rows, draws, prompt_rows
+
+
+def _add_pooled_rows(
+    rows: list[int],
+    slices: list[Slice],
+    requests: dict[Sequence, Request],
+    query_starts: Int32Array,
+) -> list[PooledRows]:
+    """Append the rows whose hidden states are pooled to `rows`."""
+    pooled: list[PooledRows] = []
+    for index, piece in enumerate(slices):
+        states = requests[piece.sequence].embedding
+        if states is None:
+            continue
+        first, stop = states.rows_wanted(piece.start, piece.end)
+        if first < stop:
+            pooled.append(PooledRows(states, len(rows), stop - first))
+            offset = int(query_starts[index]) - piece.start
+            rows.extend(range(offset + first, offset + stop))
+    return pooled

@@ -50,7 +50,7 @@ class NativeRunner:
         self._op_by_op = op_by_op
         self._kv: _native.KvCache | None = None
         self._num_kept_rows: int | None = None
-        self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits = np.empty((0, config.head_width), np.float32)
 
     @property
     def vocab_size(self) -> int:
@@ -111,7 +111,7 @@ class NativeRunner:
             raise ValueError(f"rows [{start}, {stop}) of {self._num_kept_rows} kept rows")
         count = stop - start
         if count > len(self._logits):
-            self._logits = np.empty((count, self.vocab_size), np.float32)
+            self._logits = np.empty((count, self._config.head_width), np.float32)
         if count:
             self._program.logits(start, stop, self._logits[:count])
         return self._logits[:count]
@@ -177,5 +177,5 @@ def load_native_runner(
     packed.pack(matrix_uses(recorder.values, logits))
     progress("weights", total_bytes, total_bytes)
     team = _native.ThreadTeam(num_threads)
-    program = lower(recorder.values, logits, packed, team, isa or _native.isa())
+    program = lower(recorder.values, logits, packed, team, isa or _native.isa(), config.vocab_size)
     return NativeRunner(config, packed, program, kv_dtype, op_by_op=op_by_op)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twinfire.artifacts.token_grammar import CompiledGrammar
 from twinfire.engine.choice_grammar import ChoiceGrammar
+from twinfire.engine.pooled_states import PooledStates
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.peer_messages import HandOffKey
@@ -67,6 +68,7 @@ class Request:
         self.prompt_done = False
         self.arrival_s = arrival_s
         self.first_scheduled_s: float | None = None
+        self.embedding = PooledStates(len(prompt), sampling.pooling) if sampling.pooling else None
         self._prompt_logprobs: list[LogprobRows] = []
         self._num_prompt_scored = 0
 

@@ -36,6 +36,17 @@ def check_request(
             )
 
 
+def check_task(message: Submit, *, embeds: bool) -> None:
+    """Raise InvalidRequest unless the request asks for what the model does."""
+    sampling = message.sampling
+    if embeds and sampling.pooling is None:
+        raise InvalidRequest("this model embeds texts; it generates none", "model")
+    if not embeds and sampling.pooling is not None:
+        raise InvalidRequest("this model generates text; it embeds none", "model")
+    if embeds and (sampling.max_tokens or sampling.prompt_logprobs >= 0 or sampling.n != 1):
+        raise InvalidRequest("an embedding model has no output but one embedding", "max_tokens")
+
+
 def check_first_tokens(
     first: Sequence[ChoiceDelta], choices: Collection[int], vocab_size: int
 ) -> None:

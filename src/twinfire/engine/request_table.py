@@ -83,7 +83,7 @@ class RequestTable:
             max_total_tokens=len(request.prompt) + sampling.max_tokens,
             priority=request.priority,
             cache_extra=cache_extra_key(salt=request.cache_salt),
-            read_prefix_cache=not request.scores_prompt,
+            read_prefix_cache=not request.scores_prompt and sampling.pooling != "mean",
         )
 
     def fork(self, request: Request, parent: Sequence, choice: Choice) -> None:

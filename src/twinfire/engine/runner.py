@@ -20,7 +20,7 @@ class Runner(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """How many token ids there are."""
         ...
 
     @property
@@ -44,6 +44,7 @@ class Runner(Protocol):
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Return float32 logits [stop - start, vocab_size] of kept rows [start, stop).
 
+        Of an embedding model these are the hidden states [stop - start, hidden_size].
         The array is the caller's to modify until the next call of `execute` or `logits`.
         """
         ...

@@ -201,6 +201,7 @@ class StepReporter:
             queue_s=started_s - request.arrival_s,
             prefill_s=self._clock() - started_s,
             prompt_logprobs=request.prompt_logprobs(),
+            embedding=request.embedding.vector() if request.embedding else b"",
         )
 
 

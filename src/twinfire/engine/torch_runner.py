@@ -97,7 +97,7 @@ class TorchRunner:
         if not 0 <= start <= stop <= len(self._hidden_rows):
             raise ValueError(f"rows [{start}, {stop}) of {len(self._hidden_rows)} kept rows")
         if start == stop:
-            return np.empty((0, self.vocab_size), dtype=np.float32)
+            return np.empty((0, self._config.head_width), dtype=np.float32)
         logits = self._model.logits(self._step, self._hidden_rows[start:stop])
         return logits.to(device="cpu", dtype=torch.float32).contiguous().numpy()
 

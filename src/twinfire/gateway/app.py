@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from twinfire.accounts.database import open_database
+from twinfire.accounts.database import Database, open_database
 from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.batches.batches import Batches
 from twinfire.gateway.batches.private_file import private_database_file
@@ -20,6 +20,7 @@ from twinfire.gateway.dialects.anthropic_shapes import speak_anthropic
 from twinfire.gateway.dialects.chat import ChatCompletions
 from twinfire.gateway.dialects.cluster_admin import ClusterAdmin
 from twinfire.gateway.dialects.completions import Completions
+from twinfire.gateway.dialects.embeddings import Embeddings
 from twinfire.gateway.dialects.openai_responses_routes import responses_handlers
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
@@ -62,8 +63,8 @@ def create_app_of_models(
     InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
     gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
-    routes = _routes(gateway)
     database = open_database(settings.database or private_database_file())
+    routes = _routes(gateway, database)
     batches = Batches(gateway.models, database, BatchAnswers(gateway), lambda: gateway.num_served)
     gateway.add_background(batches.start, batches.stop)
     routes += workers_ai_routes(gateway, batches, routes)
@@ -85,7 +86,7 @@ def gateway_of(app: Starlette) -> Gateway:
     return gateway
 
 
-def _routes(gateway: Gateway) -> list[Route]:
+def _routes(gateway: Gateway, database: Database) -> list[Route]:
     def route(path: str, method: str, handler: Handler, *, guarded: bool) -> Route:
         return Route(path, Endpoint(gateway, handler, guarded=guarded), methods=[method])
 
@@ -99,7 +100,7 @@ def _routes(gateway: Gateway) -> list[Route]:
         return Route(path, endpoint, methods=["POST"])
 
     messages = Messages(gateway)
-    store = SqlResponseStore(memory_database())
+    store = SqlResponseStore(database)
     service = Service(gateway)
     return [
         generation("/v1/chat/completions", ChatCompletions(gateway)),
@@ -108,6 +109,7 @@ def _routes(gateway: Gateway) -> list[Route]:
             route(path, method, handler, guarded=True)
             for path, method, handler in responses_handlers(gateway, store)
         ),
+        route("/v1/embeddings", "POST", Embeddings(gateway), guarded=True),
         message("/v1/messages", messages),
         message("/v1/messages/count_tokens", messages.count_tokens),
         route("/tokenize", "POST", Tokenize(gateway), guarded=True),

@@ -60,6 +60,8 @@ class PromptReady:
     prompt_index: int
     logprobs: Sequence[TokenLogprob | None] | None
     """One per prompt token, None for the first; None when not asked for."""
+    embedding: bytes = b""
+    """The prompt's pooled hidden state as f32; empty where none was asked for."""
 
     @property
     def num_rows(self) -> int:
@@ -181,7 +183,7 @@ class TextGeneration:
         record = self._generations[prompt_index].record
         self.meter.prompt_done(prompt_index, event, record.first_token if record else None)
         if event.prompt_logprobs is None:
-            return PromptReady(prompt_index, None)
+            return PromptReady(prompt_index, None, event.embedding)
         scored = self._job.prompts[prompt_index][1:]
         rows = await off_loop(len(scored), unpack_logprobs, scored, event.prompt_logprobs)
         return PromptReady(prompt_index, [None, *rows])

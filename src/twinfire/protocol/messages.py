@@ -258,6 +258,8 @@ class PromptDone(msgspec.Struct, frozen=True, array_like=True):
     """Of `cached_tokens`, those that came from another worker."""
     hand_off: HandOffTimes | None = None
     """Present when another worker computed the prompt."""
+    embedding: bytes = b""
+    """The pooled hidden state as f32, not normed; empty where none was asked for."""
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):

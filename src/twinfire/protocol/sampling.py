@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from twinfire.protocol.grammar import Grammar
+from twinfire.protocol.pooling import Pooling
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this draw the most likely token."""
@@ -61,6 +62,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     Ending ids can be drawn just where the output is complete, and a choice ends at once where
     nothing can be added, whatever `min_tokens` and `ignore_eos` say.
+    """
+    pooling: Pooling | None = None
+    """How the prompt's hidden states become its embedding, which is all that is computed then.
+
+    The mean needs every one of them, so it disables prefix-cache reads.
     """
 
     @property

@@ -78,7 +78,13 @@ def build_engine(
     grammars = GrammarCompiler(
         lambda: TokenGrammar(open_checkpoint(checkpoint.path).tokenizer(), runner.vocab_size)
     )
-    engine = Engine(scheduler, runner, Sampler(backend.sampling_ops), grammars=grammars)
+    engine = Engine(
+        scheduler,
+        runner,
+        Sampler(backend.sampling_ops),
+        grammars=grammars,
+        embeds=checkpoint.config.pooling is not None,
+    )
     info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())
     return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights))

@@ -158,7 +158,7 @@ async def stream_events(exchange: Exchange, run: BackgroundRun, count: int) -> N
 
 def account_id_of(exchange: Exchange) -> str:
     """Return whose response it is."""
-    return "open"
+    return exchange.account.id
 
 
 def _unfinished(

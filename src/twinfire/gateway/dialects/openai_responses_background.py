@@ -91,6 +91,7 @@ class BackgroundRun:
             "client": (client.client_host, 0),
         }
         self.exchange = Exchange(scope, self._receive, self._send, gateway.settings)
+        self.exchange.identity = client.identity
 
     def call_off(self) -> None:
         """End the generation, as a client does that leaves."""

@@ -10,7 +10,21 @@ import msgspec
 
 from twinfire import __version__
 from twinfire.gateway.cluster_control import ClusterStatus
+from twinfire.gateway.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
+from twinfire.gateway.dialects.anthropic_shapes import (
+    AnthropicErrorBody,
+    MessageAnswer,
+    TokenCount,
+)
 from twinfire.gateway.dialects.cluster_admin import DrainRequest, RoleRequest, ScaleRequest
+from twinfire.gateway.dialects.embeddings_requests import EmbeddingsRequest, EmbeddingsResponse
+from twinfire.gateway.dialects.openai_responses_items import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseObject,
+)
+from twinfire.gateway.dialects.openai_responses_requests import ResponsesRequest
 from twinfire.gateway.dialects.requests import (
     ChatRequest,
     CompletionRequest,
@@ -67,6 +81,7 @@ class Operation:
     fault: type[msgspec.Struct] = ErrorBody
 
 
+_STORED_ERRORS = ("400", "401", "404", "413", "415", "500", "503")
 _POST_ERRORS = ("400", "401", "404", "413", "415", "429", "500", "503", "504")
 
 OPERATIONS = (
@@ -89,6 +104,72 @@ OPERATIONS = (
         streams=True,
         guarded=True,
         errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer items, as a response that can be gone on from",
+        ResponseObject,
+        ResponsesRequest,
+        streams=True,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the prompt's tokens of a response",
+        InputTokens,
+        ResponsesRequest,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    *(
+        Operation(
+            method,
+            f"/v1/responses/{{response_id}}{path}",
+            summary,
+            response,
+            streams=method == "get" and not path,
+            guarded=True,
+            errors=_STORED_ERRORS,
+        )
+        for method, path, summary, response in (
+            ("get", "", "Read a stored response, or stream it", ResponseObject),
+            ("delete", "", "Forget a response", DeletedResponse),
+            ("post", "/cancel", "Call off a background response", ResponseObject),
+            ("get", "/input_items", "List what a response was asked with", ItemList),
+        )
+    ),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "Embed texts",
+        EmbeddingsResponse,
+        EmbeddingsRequest,
+        guarded=True,
+        errors=_POST_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation as Anthropic does",
+        MessageAnswer,
+        MessagesRequest,
+        streams=True,
+        guarded=True,
+        errors=_POST_ERRORS,
+        fault=AnthropicErrorBody,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the prompt's tokens of a message",
+        TokenCount,
+        CountTokensRequest,
+        guarded=True,
+        errors=_POST_ERRORS,
+        fault=AnthropicErrorBody,
     ),
     Operation(
         "post",

@@ -61,10 +61,15 @@ def matrix_uses(values: list[Value], logits: Linear) -> dict[int, MatrixUse]:
 
 
 def lower(
-    values: list[Value], logits: Linear, weights: NativeWeights, team: ThreadTeam, isa: str
+    values: list[Value],
+    logits: Linear,
+    weights: NativeWeights,
+    team: ThreadTeam,
+    isa: str,
+    vocab_size: int,
 ) -> Program:
-    """Return the program that computes `logits`, its weights being packed."""
-    return _Lowering(values, logits, weights, team, isa).run()
+    """Return the program that computes `logits` of `vocab_size` ids, its weights being packed."""
+    return _Lowering(values, logits, weights, team, isa, vocab_size).run()
 
 
 class _Lowering:
@@ -75,11 +80,12 @@ class _Lowering:
         weights: NativeWeights,
         team: ThreadTeam,
         isa: str,
+        vocab_size: int,
     ) -> None:
         self._values = _needed(values, logits)
         self._logits = logits
         self._weights = weights
-        self._program = Program(team, isa, logits.weight.out_features)
+        self._program = Program(team, isa, vocab_size)
         self._readers = _readers(self._values)
         self._unread = Counter({value: len(readers) for value, readers in self._readers.items()})
         self._rows: dict[Value, Rows] = {}

@@ -116,10 +116,10 @@ class BoundProgram {
   void set_head(const PackedMatrix& matrix, int hidden) {
     release();
     const Buffer& rows = program_.context().buffers[size_t(buffer(hidden))];
-    require(rows.format == input_format(matrix.format) && rows.width == matrix.k &&
-                matrix.n == vocab_size_,
-            "the head does not fit its rows or the vocabulary");
+    require(rows.format == input_format(matrix.format) && rows.width == matrix.k,
+            "the head does not fit its rows");
     program_.set_head(matrix, hidden);
+    head_columns_ = int(matrix.n);
   }
 
   // The arrays of a StepBatch, in its order.
@@ -180,7 +180,7 @@ class BoundProgram {
   }
   void logits(int start, int stop, Matrix<float> out) {
     require(0 <= start && start < stop && stop <= num_logit_rows_, "no such rows of logits");
-    require(out.shape(0) == size_t(stop - start) && out.shape(1) == size_t(vocab_size_),
+    require(out.shape(0) == size_t(stop - start) && out.shape(1) == size_t(head_columns_),
             "the output does not have the logits' shape");
     const nb::gil_scoped_release released;
     program_.logits(start, stop, out.data());
@@ -202,6 +202,7 @@ class BoundProgram {
 
   Program program_;
   int vocab_size_;
+  int head_columns_ = 0;  // the vocabulary's size, or the width of an embedding
   int num_layers_ = 0;
   int num_logit_rows_ = 0;
   std::unique_ptr<RowNode> held_;
