@@ -22,7 +22,6 @@ from twinfire.protocol.messages import (
     DrainWorker,
     Failed,
     HandOffFailed,
-    Load,
     Ready,
     Refused,
     Rejected,
@@ -51,6 +50,7 @@ from twinfire.worker.inbox import (
     Stop,
 )
 from twinfire.worker.liveness import LivenessWatch
+from twinfire.worker.load_reports import LoadReports
 
 DRAIN_LIMIT_S = 60.0
 IDLE_WAIT_S = 0.5
@@ -86,18 +86,16 @@ class Worker:
         self._clock = clock
         self._exchange: Exchange | None = None
         self._cache_reports = CacheReports(engine, gateways, clock)
-        self._newest_request: dict[str, int] = {}
-        """By gateway: what it may count as charged here."""
+        self._load_reports = LoadReports(engine, gateways)
         self._num_passes = 0
         self._drain_deadline_s: float | None = None
         self._stopping = False
-        self._idle_reported = False
-        self._reported_held = (0, 0)
         self._stalled = False
 
     def attach(self, exchange: Exchange) -> None:
         """Exchange KV with other workers; before `run`."""
         self._exchange = exchange
+        self._load_reports.attach(exchange)
 
     @property
     def num_passes(self) -> int:
@@ -117,7 +115,7 @@ class Worker:
     def accepted(self, gateway_id: str, output: GatewayOutput) -> None:
         """Send the first tokens of a hand-off."""
         self._send_output(gateway_id, output)
-        self._idle_reported = False
+        self._load_reports.changed()
 
     def _pass(self) -> None:
         self._num_passes += 1
@@ -126,7 +124,7 @@ class Worker:
             self._exchange.pump()
         if self._engine.has_work and not self._stopping:
             self._step()
-        elif not self._idle_reported or self._held() != self._reported_held:
+        elif not self._load_reports.idle_is_up_to_date:
             self._report_idle()
         self._cache_reports.pump()
 
@@ -161,7 +159,7 @@ class Worker:
     def _wait_s(self) -> float:
         if self._engine.has_work:
             return STALLED_WAIT_S if self._stalled else 0.0
-        if not self._idle_reported:
+        if not self._load_reports.idle_is_known:
             return 0.0
         is_active = self._exchange is not None and self._exchange.is_active
         return ACTIVE_WAIT_S if is_active else IDLE_WAIT_S
@@ -178,7 +176,7 @@ class Worker:
                 self._handle_gateway(gateway_id, message)
             case GatewayJoined(gateway_id):
                 self._cache_reports.send_all(gateway_id)
-                self._idle_reported = False
+                self._load_reports.changed()
             case GatewayLost(gateway_id):
                 self._gateway_lost(gateway_id)
             case FromPeer() if self._exchange is not None:
@@ -205,7 +203,7 @@ class Worker:
                     self._exchange.cancel(gateway_id, request_id, choice)
                 else:
                     self._engine.cancel(gateway_id, request_id, choice)
-                self._idle_reported = False
+                self._load_reports.changed()
             case SetRole(role):
                 self._set_role(role)
             case DrainWorker():
@@ -216,7 +214,7 @@ class Worker:
                 log.error("gateway %s refuses this worker: %s", gateway_id, reason)
 
     def _submit(self, gateway_id: str, message: Submit) -> None:
-        self._charge(gateway_id, message.request_id)
+        self._load_reports.charge(gateway_id, message.request_id)
         if self._drain_deadline_s is not None:
             refusal = Rejected(message.request_id, "the worker is draining", status=503)
             self._gateways.send(gateway_id, refusal)
@@ -231,7 +229,7 @@ class Worker:
                 self._gateways.send(gateway_id, rejection(message, error))
 
     def _reserve(self, gateway_id: str, message: Reserve) -> None:
-        self._charge(gateway_id, message.submit.request_id)
+        self._load_reports.charge(gateway_id, message.submit.request_id)
         if self._drain_deadline_s is not None:
             self._refuse_hand_off(gateway_id, message.submit, "the worker is draining")
         elif self._exchange is None:
@@ -247,8 +245,7 @@ class Worker:
         if self._exchange is not None:
             self._exchange.gateway_lost(gateway_id)
         self._engine.cancel_gateway(gateway_id)
-        self._newest_request.pop(gateway_id, None)
-        self._idle_reported = False
+        self._load_reports.forget(gateway_id)
 
     def _set_role(self, role: Role) -> None:
         self._info = msgspec.structs.replace(self._info, role=role)
@@ -269,7 +266,7 @@ class Worker:
         if self._exchange is not None:
             self._exchange.after_step()
         self._stalled = not outputs and self._engine.load().step_tokens == 0
-        self._idle_reported = False
+        self._load_reports.changed()
 
     def _hit_step_faults(self, outputs: Mapping[str, GatewayOutput]) -> None:
         if any(output.progress for output in outputs.values()):
@@ -279,7 +276,7 @@ class Worker:
 
     def _send_output(self, gateway_id: str, output: GatewayOutput) -> None:
         frame = StepFrame(
-            self._load(gateway_id),
+            self._load_reports.load(gateway_id, self._num_passes),
             tuple(output.prompts),
             tuple(output.deltas),
             tuple(output.progress),
@@ -289,33 +286,7 @@ class Worker:
         for rejected in output.rejected:
             self._gateways.send(gateway_id, rejected)
 
-    def _load(self, gateway_id: str) -> Load:
-        load = self._engine.load()
-        exchange = self._exchange
-        return msgspec.structs.replace(
-            load,
-            step=self._num_passes,
-            last_charge=self._newest_request.get(gateway_id, 0),
-            hand_offs_open=exchange.num_open if exchange else 0,
-            prefill_tokens_waiting=load.prefill_tokens_waiting
-            + (exchange.num_queued_tokens if exchange else 0),
-        )
-
-    def _charge(self, gateway_id: str, request_id: int) -> None:
-        newest = self._newest_request.get(gateway_id, 0)
-        self._newest_request[gateway_id] = max(newest, request_id)
-        self._idle_reported = False
-
     def _report_idle(self) -> None:
-        """Tell the gateways once that nothing runs, so that their gauges fall to zero."""
         self._engine.check_integrity()
         self._cache_reports.pump(at_once=True)
-        for gateway_id in self._gateways.gateway_ids:
-            self._gateways.send(gateway_id, StepFrame(self._load(gateway_id)))
-        self._idle_reported = True
-        self._reported_held = self._held()
-
-    def _held(self) -> tuple[int, int]:
-        """What can change while nothing is computed: blocks in use and open hand-offs."""
-        num_open = self._exchange.num_open if self._exchange is not None else 0
-        return self._engine.load().kv_blocks_used, num_open
+        self._load_reports.report_idle(self._num_passes)
