@@ -13,12 +13,12 @@ from collections import abc
 from twinfire.cache.block_pool import BlockPool
 from twinfire.scheduler.arrivals import Arrivals
 from twinfire.scheduler.block_tables import BlockTables
-from twinfire.scheduler.prefixes_in_flight import PrefixesInFlight
+from twinfire.scheduler.line_up import LineUp
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.size_limit import check_can_ever_fit
-from twinfire.scheduler.step_plan import Slice, StepDraft, StepPlan
-from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of
+from twinfire.scheduler.step_plan import StepDraft, StepPlan
+from twinfire.scheduler.step_planner import StepPlanner
 
 Key = tuple[str, int, int]
 
@@ -34,18 +34,11 @@ class Scheduler:
         self.config = config
         self._tables = BlockTables(config)
         self._sequences: dict[Key, Sequence] = {}
-        # A dict with no values: a set in the order of admission.
-        self._running: dict[Sequence, None] = {}
         self._arrivals = Arrivals()
-        self._waiting = WaitingQueue(config.policy)
+        self._line = LineUp(config, self._tables)
+        self._planner = StepPlanner(config, self._tables, self._line)
         self._plan_in_flight: StepPlan | None = None
         self._num_arrivals = 0
-        self.num_preemptions = 0
-        """Since the start."""
-        self.prefix_queries = 0
-        """Prompt tokens looked up in the prefix cache, each prompt once, since the start."""
-        self.prefix_hits = 0
-        """Those of `prefix_queries` that were found."""
 
     @property
     def pool(self) -> BlockPool:
@@ -58,9 +51,24 @@ class Scheduler:
         return self._tables
 
     @property
+    def num_preemptions(self) -> int:
+        """Since the start."""
+        return self._line.num_preemptions
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache, each prompt once, since the start."""
+        return self._planner.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Those of `prefix_queries` that were found."""
+        return self._planner.prefix_hits
+
+    @property
     def num_running(self) -> int:
         """Sequences that are computed or may be with the next step."""
-        return len(self._running)
+        return len(self._line.running)
 
     @property
     def num_blocks_reserved(self) -> int:
@@ -70,14 +78,16 @@ class Scheduler:
     @property
     def num_prefill_tokens_waiting(self) -> int:
         """Uncomputed tokens of sequences that have more than their next one to compute."""
-        running = (sequence.num_tokens - sequence.num_computed_tokens for sequence in self._running)
-        waiting = sum(sequence.num_tokens for sequence in self._waiting)
+        running = (
+            sequence.num_tokens - sequence.num_computed_tokens for sequence in self._line.running
+        )
+        waiting = sum(sequence.num_tokens for sequence in self._line.waiting)
         return waiting + sum(count for count in running if count > 1)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait to run, preempted ones included."""
-        return len(self._waiting)
+        return len(self._line.waiting)
 
     @property
     def num_unfinished(self) -> int:
@@ -105,7 +115,7 @@ class Scheduler:
         sequence.arrival = self._num_arrivals
         self._tables.extend_hashes(sequence)
         self._enlist(sequence)
-        self._waiting.push(sequence)
+        self._line.waiting.push(sequence)
 
     def abort(self, key: Key) -> Sequence | None:
         """Finish the sequence of this key wherever it is; None if there is none."""
@@ -119,9 +129,9 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
-            del self._running[sequence]
+            del self._line.running[sequence]
         elif sequence.status is Status.WAITING:
-            self._waiting.remove(sequence)
+            self._line.waiting.remove(sequence)
         else:
             self._arrivals.remove(sequence)
         if sequence.status is not Status.RESERVED:
@@ -132,14 +142,7 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue, to be computed anew with its output so far."""
-        assert sequence.status is Status.RUNNING, f"{sequence.key} is not running"
-        del self._running[sequence]
-        sequence.status = Status.WAITING
-        sequence.run_epoch += 1
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        self._tables.release(sequence)
-        self._waiting.push(sequence)
+        self._line.preempt(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
         """Take blocks for all tokens of a sequence that somebody else computes.
@@ -152,7 +155,7 @@ class Scheduler:
         self._tables.extend_hashes(sequence)
         prefix = self._tables.find_prefix(sequence)
         # With nothing else here even the last block may be taken: it would never fit otherwise.
-        is_alone = not (self._running or self._arrivals)
+        is_alone = not (self._line.running or self._arrivals)
         if not self._tables.fits(sequence, prefix, self.num_spare_blocks(is_alone=is_alone)):
             return False
         self._num_arrivals += 1
@@ -184,10 +187,10 @@ class Scheduler:
         They are for running sequences to grow into and for the first that waits: a stream that was
         preempted must not find its room taken each time there is some.
         """
-        first = self._waiting.peek()
+        first = self._line.waiting.peek()
         num_for_first = self._tables.num_missing(first) if first is not None else 0
         watermark = 0 if is_alone else self.config.watermark
-        return self._num_blocks_promised() + num_for_first + watermark
+        return self._line.num_blocks_promised() + num_for_first + watermark
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Add another choice after the parent's prompt, possibly with a first token of its own.
@@ -208,13 +211,15 @@ class Scheduler:
         self._tables.extend_hashes(child)
         self._enlist(child)
         is_ready = parent.status is Status.READY
-        num_spare = self._num_blocks_promised() + self._watermark()
-        if not (is_ready or self._has_place()) or not self._tables.share(parent, child, num_spare):
-            self._waiting.push(child)
+        num_spare = self._line.num_blocks_promised() + self._line.watermark()
+        if not (is_ready or self._line.has_place()) or not self._tables.share(
+            parent, child, num_spare
+        ):
+            self._line.waiting.push(child)
         elif is_ready:
             self._arrivals.ready(child)
         else:
-            self._run(child)
+            self._line.run(child)
 
     def schedule(self) -> StepPlan:
         """Return the next step's work, to be committed unless it is empty.
@@ -224,12 +229,9 @@ class Scheduler:
         """
         assert self._plan_in_flight is None, "the last plan was not committed"
         draft = StepDraft(self.config.max_num_batched_tokens)
-        while self._has_place() and (arrived := self._arrivals.pop_ready()) is not None:
-            self._run(arrived)
-        self._plan_running(draft)
-        # What was just taken from one sequence must not go to a newcomer.
-        if not draft.preempted:
-            self._plan_waiting(draft)
+        while self._line.has_place() and (arrived := self._arrivals.pop_ready()) is not None:
+            self._line.run(arrived)
+        self._planner.plan(draft)
         plan = StepPlan(slices=list(draft.slices.values()), preempted=draft.preempted)
         if plan.slices:
             plan.block_copies = self._tables.begin_step()
@@ -260,110 +262,21 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, blocks and counts agree."""
-        listed = {*self._running, *self._waiting, *self._arrivals.waiting_for_a_place}
+        listed = {*self._line.running, *self._line.waiting, *self._arrivals.waiting_for_a_place}
         assert listed == set(self._sequences.values()), "a sequence is nowhere or unknown"
-        assert len(self._running) <= self.config.max_num_seqs, "too many sequences run"
+        assert len(self._line.running) <= self.config.max_num_seqs, "too many sequences run"
         self._arrivals.check_integrity()
         for key, sequence in self._sequences.items():
             assert sequence.key == key
-            assert (sequence.status is Status.RUNNING) == (sequence in self._running)
-            assert (sequence.status is Status.WAITING) == (sequence in self._waiting)
+            assert (sequence.status is Status.RUNNING) == (sequence in self._line.running)
+            assert (sequence.status is Status.WAITING) == (sequence in self._line.waiting)
             assert sequence.num_computed_tokens <= sequence.num_tokens
-        for sequence in self._waiting:
+        for sequence in self._line.waiting:
             assert sequence.num_computed_tokens == 0, f"{sequence.key} waits with computed tokens"
         self._tables.check_integrity([*self._sequences.values(), *self._arrivals.reserved])
         if not (self._sequences or self._arrivals.reserved) and self._plan_in_flight is None:
             held = self.pool.num_used - self._tables.num_pinned
             assert held == 0, f"{held} blocks are held by nobody"
-
-    def _run(self, sequence: Sequence) -> None:
-        sequence.status = Status.RUNNING
-        self._running[sequence] = None
-
-    def _plan_running(self, draft: StepDraft) -> None:
-        decoding: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        for sequence in self._running:
-            remaining = sequence.num_tokens - sequence.num_computed_tokens
-            if remaining == 1:
-                decoding.append(sequence)
-            elif remaining > 1:
-                prefilling.append(sequence)
-        prefilling.sort(key=self._rank)
-        for sequence in (*decoding, *prefilling):
-            if draft.budget == 0:
-                break
-            if sequence.status is Status.RUNNING:  # Not preempted for one before it.
-                self._plan_one_running(draft, sequence)
-
-    def _plan_one_running(self, draft: StepDraft, sequence: Sequence) -> None:
-        num_tokens = self._num_tokens_to_plan(draft, sequence)
-        while not self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens):
-            victim = max(self._running, key=self._rank)
-            draft.withdraw(victim)
-            draft.preempted.append(victim)
-            self.preempt(victim)
-            if victim is sequence:
-                return
-        draft.add(sequence, num_tokens)
-
-    def _plan_waiting(self, draft: StepDraft) -> None:
-        if not (self._waiting and draft.budget and self._has_place()):
-            return
-        in_flight = PrefixesInFlight(self._tables.cache)
-        for piece in draft.slices.values():
-            in_flight.add(piece)
-        num_promised = self._num_blocks_promised()
-        delayed: list[Sequence] = []
-        while draft.budget and self._has_place(len(delayed)):
-            sequence = self._waiting.peek()
-            if sequence is None:
-                break
-            if self.config.enable_prefix_cache and in_flight.help(sequence):
-                self._waiting.remove(sequence)
-                delayed.append(sequence)
-                continue
-            # Looked up anew at each attempt: blocks found by a failed one may be gone.
-            prefix = self._tables.find_prefix(sequence)
-            if not self._tables.fits(sequence, prefix, num_promised + self._watermark()):
-                break
-            self._waiting.remove(sequence)
-            in_flight.add(self._start(draft, sequence, prefix))
-            num_promised += self._tables.num_missing(sequence)
-        for sequence in delayed:
-            self._waiting.push(sequence)
-
-    def _start(self, draft: StepDraft, sequence: Sequence, prefix: list[int]) -> Slice:
-        self._tables.start(sequence, prefix)
-        self._run(sequence)
-        if sequence.num_cached_tokens is None:
-            found = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-            sequence.num_cached_tokens = found
-            if self.config.enable_prefix_cache and sequence.read_prefix_cache:
-                self.prefix_queries += sequence.num_prompt_tokens
-                self.prefix_hits += found
-        num_tokens = self._num_tokens_to_plan(draft, sequence)
-        grown = self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens)
-        assert grown, "room was checked before"
-        return draft.add(sequence, num_tokens)
-
-    def _num_tokens_to_plan(self, draft: StepDraft, sequence: Sequence) -> int:
-        wanted = min(sequence.num_tokens - sequence.num_computed_tokens, draft.budget)
-        return min(wanted, self.config.long_prefill_threshold or wanted)
-
-    def _num_blocks_promised(self) -> int:
-        """Return the blocks that running sequences still lack for the prompts they have begun."""
-        return sum(self._tables.num_missing(sequence) for sequence in self._running)
-
-    def _watermark(self) -> int:
-        # Whatever was accepted can run alone.
-        return self.config.watermark if self._running else 0
-
-    def _has_place(self, num_promised: int = 0) -> bool:
-        return len(self._running) + num_promised < self.config.max_num_seqs
-
-    def _rank(self, sequence: Sequence) -> Rank:
-        return rank_of(sequence, self.config.policy)
 
     def _enlist(self, sequence: Sequence) -> None:
         assert sequence.key not in self._sequences, f"{sequence.key} exists already"

@@ -1,0 +1,101 @@
+"""Fills one step: running sequences first, decodes before prompt chunks, then waiting ones."""
+
+from __future__ import annotations
+
+from twinfire.scheduler.block_tables import BlockTables
+from twinfire.scheduler.line_up import LineUp
+from twinfire.scheduler.prefixes_in_flight import PrefixesInFlight
+from twinfire.scheduler.scheduler_config import SchedulerConfig
+from twinfire.scheduler.sequence import Sequence, Status
+from twinfire.scheduler.step_plan import Slice, StepDraft
+
+
+class StepPlanner:
+    """Takes blocks and places for what it plans, and preempts the last in rank for the others."""
+
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, line: LineUp) -> None:
+        self._config = config
+        self._tables = tables
+        self._line = line
+        self.prefix_queries = 0
+        """Prompt tokens looked up in the prefix cache, each prompt once, since the start."""
+        self.prefix_hits = 0
+        """Those of `prefix_queries` that were found."""
+
+    def plan(self, draft: StepDraft) -> None:
+        """Plan what the draft's budget, blocks and places last for."""
+        self._plan_running(draft)
+        # What was just taken from one sequence must not go to a newcomer.
+        if not draft.preempted:
+            self._plan_waiting(draft)
+
+    def _plan_running(self, draft: StepDraft) -> None:
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self._line.running:
+            remaining = sequence.num_tokens - sequence.num_computed_tokens
+            if remaining == 1:
+                decoding.append(sequence)
+            elif remaining > 1:
+                prefilling.append(sequence)
+        prefilling.sort(key=self._line.rank)
+        for sequence in (*decoding, *prefilling):
+            if draft.budget == 0:
+                break
+            if sequence.status is Status.RUNNING:  # Not preempted for one before it.
+                self._plan_one_running(draft, sequence)
+
+    def _plan_one_running(self, draft: StepDraft, sequence: Sequence) -> None:
+        num_tokens = self._num_tokens_to_plan(draft, sequence)
+        while not self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens):
+            victim = max(self._line.running, key=self._line.rank)
+            draft.withdraw(victim)
+            draft.preempted.append(victim)
+            self._line.preempt(victim)
+            if victim is sequence:
+                return
+        draft.add(sequence, num_tokens)
+
+    def _plan_waiting(self, draft: StepDraft) -> None:
+        if not (self._line.waiting and draft.budget and self._line.has_place()):
+            return
+        in_flight = PrefixesInFlight(self._tables.cache)
+        for piece in draft.slices.values():
+            in_flight.add(piece)
+        num_promised = self._line.num_blocks_promised()
+        delayed: list[Sequence] = []
+        while draft.budget and self._line.has_place(len(delayed)):
+            sequence = self._line.waiting.peek()
+            if sequence is None:
+                break
+            if self._config.enable_prefix_cache and in_flight.help(sequence):
+                self._line.waiting.remove(sequence)
+                delayed.append(sequence)
+                continue
+            # Looked up anew at each attempt: blocks found by a failed one may be gone.
+            prefix = self._tables.find_prefix(sequence)
+            if not self._tables.fits(sequence, prefix, num_promised + self._line.watermark()):
+                break
+            self._line.waiting.remove(sequence)
+            in_flight.add(self._start(draft, sequence, prefix))
+            num_promised += self._tables.num_missing(sequence)
+        for sequence in delayed:
+            self._line.waiting.push(sequence)
+
+    def _start(self, draft: StepDraft, sequence: Sequence, prefix: list[int]) -> Slice:
+        self._tables.start(sequence, prefix)
+        self._line.run(sequence)
+        if sequence.num_cached_tokens is None:
+            found = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            sequence.num_cached_tokens = found
+            if self._config.enable_prefix_cache and sequence.read_prefix_cache:
+                self.prefix_queries += sequence.num_prompt_tokens
+                self.prefix_hits += found
+        num_tokens = self._num_tokens_to_plan(draft, sequence)
+        grown = self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens)
+        assert grown, "room was checked before"
+        return draft.add(sequence, num_tokens)
+
+    def _num_tokens_to_plan(self, draft: StepDraft, sequence: Sequence) -> int:
+        wanted = min(sequence.num_tokens - sequence.num_computed_tokens, draft.budget)
+        return min(wanted, self._config.long_prefill_threshold or wanted)
