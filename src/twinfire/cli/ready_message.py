@@ -10,10 +10,12 @@ from twinfire.protocol.messages import WorkerInfo
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, *, is_tls: bool = False) -> str:
     """Return the URL that reaches a server on this machine listening on `host`."""
     reachable = "127.0.0.1" if host in _ANY_ADDRESS else host
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "https" if is_tls else "http"
+    shown = f"[{reachable}]" if ":" in reachable else reachable
+    return f"{scheme}://{shown}:{port}"
 
 
 def ready_message(name: str, url: str, worker: WorkerInfo, memory: str, started_in_s: float) -> str:

@@ -12,6 +12,7 @@ import logging
 import socket
 import sys
 
+from twinfire.accounts.prices import PriceTable, read_price_file
 from twinfire.artifacts.model_store import ResolvedModel, resolve_model
 from twinfire.cli.load_progress import LoadProgressBar
 from twinfire.cli.memory_message import memory_message
@@ -49,13 +50,18 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with pull_progress(options.model) as report:
         resolved = resolve_model(options.model, on_progress=report)
+    settings = _gateway_settings(options)
     bound = bind_socket(options.host, options.port)
-    run_event_loop(_serve(options, resolved, bound, stages))
+    run_event_loop(_serve(options, settings, resolved, bound, stages))
     return 0
 
 
 async def _serve(
-    options: ServeOptions, resolved: ResolvedModel, bound: socket.socket, stages: StartupStages
+    options: ServeOptions,
+    settings: GatewaySettings,
+    resolved: ResolvedModel,
+    bound: socket.socket,
+    stages: StartupStages,
 ) -> None:
     progress = LoadProgressBar()
     worker = LocalWorker(_worker_config(options, resolved), on_state=progress.update)
@@ -70,7 +76,7 @@ async def _serve(
     names = options.served_model_names or (resolved.served_name,)
     model, metrics = ServedModel(names), Metrics(names[0])
     worker.report_load_to(metrics.observe_load)
-    server = GatewayServer(create_app(_gateway_settings(options), worker, model, metrics), bound)
+    server = GatewayServer(create_app(settings, worker, model, metrics), bound)
 
     async def announce() -> None:
         stages.begin("tokenizer")
@@ -83,7 +89,7 @@ async def _serve(
         if info is None or model.load_error is not None:
             server.stop()
             return
-        url = base_url(options.host, server.address[1])
+        url = base_url(options.host, server.address[1], is_tls=settings.tls is not None)
         memory = await asyncio.to_thread(memory_message, info)
         message = ready_message(names[0], url, info, memory, process_age_s())
         print(message, file=sys.stderr, flush=True)
@@ -122,9 +128,14 @@ def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConf
 
 
 def _gateway_settings(options: ServeOptions) -> GatewaySettings:
+    access = options.access
     return GatewaySettings(
         aliases=options.aliases,
         api_keys=options.api_keys,
+        access=access.mode(options.host),
+        prices=read_price_file(access.prices) if access.prices else PriceTable(),
+        database=access.database,
+        tls=access.tls,
         drain_timeout_s=options.drain_timeout_s,
         allow_request_chat_template=options.allow_request_chat_template,
         vllm_metric_names=options.vllm_metric_names,

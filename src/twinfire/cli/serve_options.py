@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.artifacts.env import Env
+from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
 from twinfire.protocol.worker_config import (
@@ -57,6 +58,7 @@ class ServeOptions:
     vllm_metric_names: bool
     drain_timeout_s: float
     log_level: str
+    access: AccessOptions = field(default_factory=AccessOptions)
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +72,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options")
     _add_network_arguments(parser)
+    add_access_arguments(parser)
     _add_engine_arguments(parser)
 
 
@@ -222,6 +225,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         vllm_metric_names=args.vllm_metric_names,
         drain_timeout_s=args.drain_timeout,
         log_level=args.log_level,
+        access=access_options(args),
     )
 
 

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from twinfire.accounts.prices import price_table, read_price_file
 from twinfire.artifacts.env import Env
 from twinfire.artifacts.model_store import ResolvedModel, resolve_model
+from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
@@ -55,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--port", type=int, help="TCP port, 0 for any")
     add_alias_argument(parser)
     parser.add_argument("--pd-policy", choices=PD_POLICIES, help="when a prompt changes hands")
+    add_access_arguments(parser)
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info"
     )
@@ -73,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
         with pull_progress(table.model) as report:
             resolved.append(resolve_model(table.model, on_progress=report))
     _check_distinct(resolved)
+    settings = _gateway_settings(cluster, access_options(args))
     bound = bind_socket(cluster.gateway.host, cluster.gateway.port)
-    run_event_loop(_serve(cluster, resolved, bound))
+    run_event_loop(_serve(cluster, settings, resolved, bound))
     return 0
 
 
@@ -102,7 +106,10 @@ def _check_distinct(resolved: Sequence[ResolvedModel]) -> None:
 
 
 async def _serve(
-    cluster: ClusterFile, resolved: Sequence[ResolvedModel], bound: socket.socket
+    cluster: ClusterFile,
+    gateway_settings: GatewaySettings,
+    resolved: Sequence[ResolvedModel],
+    bound: socket.socket,
 ) -> None:
     from twinfire.cluster.local_cluster import LocalCluster
     from twinfire.cluster.model_pools import ModelPools, Surroundings
@@ -113,7 +120,6 @@ async def _serve(
 
     started_s = time.monotonic()
     settings = cluster.gateway
-    gateway_settings = _gateway_settings(cluster)
     external = _external_models(cluster)
     with tempfile.TemporaryDirectory(prefix="twinfire-") as name:
         folder = Path(name)
@@ -150,7 +156,8 @@ async def _serve(
                 failure.append(str(error))
                 server.stop()
                 return
-            url = base_url(settings.host, server.address[1])
+            is_tls = gateway_settings.tls is not None
+            url = base_url(settings.host, server.address[1], is_tls=is_tls)
             for one in pools:
                 print(_ready_line(one, url, started_s), file=sys.stderr, flush=True)
             for pool in external.pools:
@@ -215,14 +222,29 @@ def _base_config(cluster: ClusterFile, gateway: str, secret_file: str) -> Worker
     )
 
 
-def _gateway_settings(cluster: ClusterFile) -> GatewaySettings:
+def _gateway_settings(cluster: ClusterFile, said: AccessOptions) -> GatewaySettings:
     gateway = cluster.gateway
+    cert, key = gateway.tls_cert, gateway.tls_key
+    access = AccessOptions(
+        accounts_db=said.accounts_db or gateway.accounts_db,
+        is_open=said.is_open or (gateway.open and not said.needs_token),
+        needs_token=said.needs_token or (gateway.require_token and not said.is_open),
+        tls_cert=said.tls_cert or (Path(cert) if cert else None),
+        tls_key=said.tls_key or (Path(key) if key else None),
+    )
+    prices = price_table(gateway.currency, cluster.prices, "the cluster file")
+    if said.prices is not None:
+        prices = read_price_file(said.prices)
     admin_key = None
     if gateway.admin_key_file is not None:
         admin_key = load_key(gateway.admin_key_file, "the administrator's key")
     return GatewaySettings(
         aliases=gateway.aliases,
         api_keys=gateway.api_keys,
+        access=access.mode(gateway.host),
+        prices=prices,
+        database=access.database,
+        tls=access.tls,
         admin_key=admin_key,
         drain_timeout_s=gateway.drain_timeout_s,
         limits=RequestLimits(max_request_s=gateway.max_gateway_wait_s),

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from twinfire.accounts.prices import ModelPrice, price_table
 from twinfire.gateway.external.external_table import ExternalTable, check_external_table
 from twinfire.gateway.routing.route import PdPolicy
 from twinfire.gateway.routing.routing_settings import RoutingSettings
@@ -60,6 +61,16 @@ class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The key that opens `/cluster/` to every host; None leaves it to this one."""
     max_gateway_wait_s: float = 600.0
     """How long a request may take in all, unless it says so itself."""
+    accounts_db: str | None = None
+    """File or URL of accounts and usage; None is the user's own, `none` keeps nothing."""
+    currency: str = "USD"
+    """Of the prices in this file."""
+    open: bool = False
+    """Whether requests without a token are served from other hosts too."""
+    require_token: bool = False
+    tls_cert: str | None = None
+    """PEM of the certificate chain that clients see; None serves plain HTTP."""
+    tls_key: str | None = None
     drain_timeout_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
     routing: RoutingSettings = RoutingSettings()
@@ -108,6 +119,8 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of the file."""
 
     gateway: GatewayTable = GatewayTable()
+    prices: dict[str, ModelPrice] = {}
+    """What models cost, by public name; `*` is all others."""
     model: ModelTable | tuple[ModelTable, ...] = ModelTable()
 
     @property
@@ -151,6 +164,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
         cluster = msgspec.convert(table, ClusterFile)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{path}: {error}{_nearest_field(str(error))}") from None
+    price_table(cluster.gateway.currency, cluster.prices, str(path))
     _check(cluster, table, path)
     return cluster
 

@@ -24,6 +24,7 @@ from twinfire.gateway.dialects.embeddings import Embeddings
 from twinfire.gateway.dialects.openai_responses_routes import responses_handlers
 from twinfire.gateway.dialects.service import Service
 from twinfire.gateway.dialects.tokenization import Detokenize, Tokenize
+from twinfire.gateway.dialects.usage_api import UsageApi
 from twinfire.gateway.dialects.workers_ai_batches import BatchAnswers
 from twinfire.gateway.dialects.workers_ai_routes import routing_fault, workers_ai_routes
 from twinfire.gateway.endpoint import Endpoint, Handler
@@ -102,6 +103,7 @@ def _routes(gateway: Gateway, database: Database) -> list[Route]:
     messages = Messages(gateway)
     store = SqlResponseStore(database)
     service = Service(gateway)
+    usage = UsageApi(gateway)
     return [
         generation("/v1/chat/completions", ChatCompletions(gateway)),
         generation("/v1/completions", Completions(gateway)),
@@ -114,6 +116,8 @@ def _routes(gateway: Gateway, database: Database) -> list[Route]:
         message("/v1/messages/count_tokens", messages.count_tokens),
         route("/tokenize", "POST", Tokenize(gateway), guarded=True),
         route("/detokenize", "POST", Detokenize(gateway), guarded=True),
+        route("/usage", "GET", usage.usage, guarded=True),
+        route("/usage.csv", "GET", usage.csv, guarded=True),
         route("/v1/models", "GET", service.models, guarded=True),
         route("/v1/models/{model:path}", "GET", service.model, guarded=True),
         route("/health", "GET", service.health, guarded=False),

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 
 import uvicorn
 from starlette.applications import Starlette
 
 from twinfire.gateway.app import gateway_of
-from twinfire.gateway.direct_writer import DirectHttpProtocol
+from twinfire.gateway.http_guard import guarded_protocol
+from twinfire.gateway.settings import TlsPair
+from twinfire.protocol.errors import InvalidRequest
 
 _BACKLOG = 2048
 _IDLE_CONNECTION_S = 75
@@ -36,18 +40,22 @@ class GatewayServer:
         self._socket = bound
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        settings = self._gateway.settings
         config = uvicorn.Config(
             app,
-            http=DirectHttpProtocol,
+            http=guarded_protocol(settings.http),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=_IDLE_CONNECTION_S,
+            timeout_keep_alive=math.ceil(settings.http.idle_timeout_s),
             timeout_graceful_shutdown=_CLOSE_LIMIT_S,
         )
+        if settings.tls is not None:
+            config.load()
+            config.ssl = tls_context(settings.tls)
         self._uvicorn = _Uvicorn(config, self.started)
 
     @property
@@ -84,6 +92,21 @@ class GatewayServer:
             if handle_signals:
                 for number in _STOP_SIGNALS:
                     loop.remove_signal_handler(number)
+
+
+def tls_context(files: TlsPair) -> ssl.SSLContext:
+    """Return the settings of a server with a certificate; InvalidRequest names bad files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # An encrypted key would otherwise be asked for on the terminal.
+        context.load_cert_chain(files.certificate, files.key, password=b"")
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(
+            f"{files.certificate} and {files.key} are no certificate with its key: {error}",
+            "tls-cert",
+        ) from None
+    return context
 
 
 class _Uvicorn(uvicorn.Server):

@@ -67,7 +67,8 @@ class Access:
         if secret:
             identity = self._known(secret)
             looks_right = identity is None and is_well_formed(secret)
-            if looks_right and await self._reload():
+            if looks_right:
+                await self._reload()
                 identity = self._known(secret)
             if identity is not None:
                 return identity
@@ -90,16 +91,17 @@ class Access:
             raise HttpError(403, "The account is disabled.", code="account_disabled")
         return Identity(account, token.id)
 
-    async def _reload(self) -> bool:
-        """Read what has changed; False when nothing was asked because that was just done."""
+    async def _reload(self) -> None:
+        """Read what has changed until now, together with whoever else asks."""
+        asked_s = time.monotonic()
         async with self._reloading:
-            if time.monotonic() - self._checked_s < _LEAST_RELOAD_GAP_S:
-                return False
+            if self._checked_s > asked_s:
+                return
+            await asyncio.sleep(self._checked_s + _LEAST_RELOAD_GAP_S - time.monotonic())
             self._checked_s = time.monotonic()
             revision = await asyncio.to_thread(self._store.revision)
             if revision != self._snapshot.revision:
                 self._snapshot = await asyncio.to_thread(self._store.snapshot)
-            return True
 
     async def _poll(self) -> None:
         is_lost = False

@@ -136,6 +136,7 @@ class Accounting:
             commit=running.commit,
             submit=running.writer.submit,
             release=running.release,
+            arrival_s=exchange.arrival_s,
         )
         exchange.open_bill(bill)
         return bill

@@ -50,7 +50,8 @@ class Bill:
     submit: Callable[[UsageRecord], None]
     release: Callable[[Bill, int], None]
     """Gives back the limits; gets the tokens that were used."""
-    started_s: float = field(default_factory=time.time)
+    arrival_s: float = field(default_factory=time.monotonic)
+    """On the monotonic clock."""
     meter: RequestMeter | None = None
     route: Callable[[], RouteRecord | None] = lambda: None
     record_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -93,6 +94,7 @@ class Bill:
 
     def _record(self, outcome: Outcome, status: int, finish: str) -> UsageRecord:
         meter, route = self.meter, self.route()
+        total_s = time.monotonic() - self.arrival_s
         num_input, num_cached, num_output, num_reasoning = (
             (0, 0, 0, 0) if meter is None else meter.billed_counts
         )
@@ -103,7 +105,7 @@ class Bill:
             token_id=self.identity.token_id,
             endpoint=_clean(self.endpoint),
             model=_clean(self.model),
-            started_s=self.started_s,
+            started_s=time.time() - total_s,
             status=status,
             outcome=outcome,
             finish=_clean(finish),
@@ -118,7 +120,7 @@ class Bill:
             route_reason="" if route is None else route.reason or "",
             queue_s=0.0 if meter is None else meter.queue_s,
             ttft_s=None if meter is None else meter.ttft_s,
-            total_s=time.time() - self.started_s,
+            total_s=total_s,
         )
 
 

@@ -141,7 +141,9 @@ async def stream(
                 sink.pending += await off_loop(event.num_rows, writer.prompt_ready, event)
                 continue
             frames = sink.pending + writer.delta(event)
-            if frames:
+            if event.finish_reason is not None:
+                sink.pending = frames
+            elif frames:
                 await exchange.send_events(frames)
                 sink.pending = b""
     await exchange.end_events(sink.pending + writer.end(), done_event=done_event)
@@ -154,7 +156,7 @@ class _StreamSink:
         self._exchange = exchange
         self._writer = writer
         self.pending = b""
-        """Events that go out with the first text."""
+        """Events that go out with the next text, or at the end."""
 
     def is_ready(self) -> bool:
         """Whether text may be written now."""
@@ -163,7 +165,10 @@ class _StreamSink:
     def take(self, delta: TextDelta) -> None:
         """Write what the choice gained."""
         frames = self._writer.delta(delta)
-        if frames:
+        if delta.finish_reason is not None:
+            # A client may take this for the end, and the end comes after the usage's commit.
+            self.pending = frames
+        elif frames:
             self._exchange.write_events(frames)
 
 
