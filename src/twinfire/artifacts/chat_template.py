@@ -56,6 +56,11 @@ class ChatTemplate:
         """Text of the template for a conversation without tools."""
         return self._texts[self._name(with_tools=False)]
 
+    @property
+    def tool_source(self) -> str:
+        """Text of the template for a conversation with tools, which may be the same."""
+        return self._texts[self._name(with_tools=True)]
+
     @cached_property
     def reads_content_parts(self) -> bool:
         """Whether a message's content may be a list of parts instead of one string.

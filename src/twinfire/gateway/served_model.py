@@ -15,6 +15,7 @@ from pathlib import Path
 
 from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.model_config import ModelConfig
+from twinfire.gateway.text.answer_formats import AnswerFormats, ParserChoice, detect_formats
 from twinfire.gateway.text.tokenizer import ChatTemplate, Tokenizer
 from twinfire.gateway.text.vocabulary import Vocabulary
 from twinfire.protocol.errors import ModelError
@@ -30,13 +31,21 @@ class TextSide:
     template: ChatTemplate | None
     config: ModelConfig
     vocabulary: Vocabulary
+    formats: AnswerFormats
+    """How the model writes tool calls and reasoning."""
 
     @classmethod
     def load(
-        cls, tokenizer: Tokenizer, template: ChatTemplate | None, config: ModelConfig
+        cls,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        config: ModelConfig,
+        parsers: ParserChoice | None = None,
     ) -> TextSide:
         """Prepare the vocabulary; takes tens of milliseconds, so not on an event loop."""
-        return cls(tokenizer, template, config, Vocabulary(tokenizer))
+        vocabulary = Vocabulary(tokenizer)
+        formats = detect_formats(template, vocabulary, parsers or ParserChoice())
+        return cls(tokenizer, template, config, vocabulary, formats)
 
 
 @dataclass(slots=True)
@@ -49,6 +58,8 @@ class ServedModel:
     load_error: str | None = None
     """Why it will not load."""
     created_s: int = field(default_factory=lambda: int(time.time()))
+    parsers: ParserChoice = field(default_factory=ParserChoice)
+    """How calls and reasoning are read, where the operator says so."""
 
     @property
     def unready_reason(self) -> str | None:
@@ -60,7 +71,7 @@ class ServedModel:
     async def load_text(self, path: Path) -> None:
         """Load the text side of a model on a thread; `load_error` keeps what goes wrong."""
         try:
-            self.text = await asyncio.to_thread(_read_text_side, path)
+            self.text = await asyncio.to_thread(_read_text_side, path, self.parsers)
             # Nothing loaded so far goes away; walking it would hold every stream up for 30 ms.
             gc.freeze()
         except ModelError as error:
@@ -70,6 +81,7 @@ class ServedModel:
             self.load_error = "the tokenizer cannot be loaded; the server's log says why"
 
 
-def _read_text_side(path: Path) -> TextSide:
+def _read_text_side(path: Path, parsers: ParserChoice) -> TextSide:
     checkpoint = open_checkpoint(path)
-    return TextSide.load(checkpoint.tokenizer(), checkpoint.chat_template(), checkpoint.config)
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.chat_template()
+    return TextSide.load(tokenizer, template, checkpoint.config, parsers)

@@ -12,10 +12,16 @@ from twinfire.gateway.dialects.chat_answer import (
     stream_chat,
 )
 from twinfire.gateway.dialects.chat_job import ChatJob, prepare_chat
-from twinfire.gateway.dialects.chat_stream import ChatStream
+from twinfire.gateway.dialects.chat_stream import ChatStream, finish_word
 from twinfire.gateway.dialects.json_body import decode_body
 from twinfire.gateway.dialects.requests import ChatRequest
-from twinfire.gateway.dialects.responses import ChatChoice, ChatMessage, ChatResponse
+from twinfire.gateway.dialects.responses import (
+    CalledFunction,
+    ChatChoice,
+    ChatMessage,
+    ChatResponse,
+    ToolCall,
+)
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
 
@@ -60,14 +66,32 @@ def chat_response(job: ChatJob, answer: ChatAnswer) -> ChatResponse:
 
 
 def _choice(job: ChatJob, choice: AnsweredChoice) -> ChatChoice:
+    is_legacy = job.tools is not None and job.tools.is_legacy
     logprobs = None
     if job.num_top_logprobs is not None:
         logprobs = job.logprob_format.chat(choice.tokens, job.num_top_logprobs)
     return ChatChoice(
         index=choice.index,
-        message=ChatMessage("assistant", choice.content),
+        message=_message(choice, is_legacy),
         logprobs=logprobs,
-        finish_reason=choice.finish_reason,
+        finish_reason=finish_word(choice.finish_reason, is_legacy),
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if job.request.return_token_ids else UNSET,
     )
+
+
+def _message(choice: AnsweredChoice, is_legacy: bool) -> ChatMessage:
+    message = ChatMessage("assistant", choice.content)
+    if choice.reasoning is not None:
+        message.reasoning_content = message.reasoning = choice.reasoning
+    if not choice.tool_calls:
+        return message
+    if is_legacy:
+        (call,) = choice.tool_calls
+        message.function_call = CalledFunction(call.name, call.arguments)
+    else:
+        message.tool_calls = [
+            ToolCall(call.call_id, CalledFunction(call.name, call.arguments))
+            for call in choice.tool_calls
+        ]
+    return message

@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twinfire.gateway.dialects.chat_job import ChatJob
-from twinfire.gateway.dialects.generate import collect, start_generation, stream, usage_of
+from twinfire.gateway.dialects.generate import collect_into, start_generation, stream, usage_of
 from twinfire.gateway.dialects.responses import Usage
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.request_meter import RequestMeter
-from twinfire.gateway.text.answer_parts import AnswerDelta, AnswerFinish, ContentText
+from twinfire.gateway.text.answer_parts import (
+    AnswerDelta,
+    AnswerFinish,
+    ContentText,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from twinfire.gateway.text.answer_splitter import AnswerSplitter
 from twinfire.gateway.text.choice_text import ShownToken, TextDelta
 from twinfire.gateway.text.token_logprobs import TokenLogprob
 from twinfire.gateway.text_generation import PromptReady
@@ -40,38 +48,55 @@ async def stream_chat(
     generation = await start_generation(
         job.gateway, job.model, exchange, job.request, job.generation
     )
-    await stream(exchange, generation, _PartWriter(writer, generation.meter), done_event=done_event)
+    parts = _PartWriter(writer, _Parts(job, generation.meter))
+    await stream(exchange, generation, parts, done_event=done_event)
+
+
+class _Parts:
+    """Makes parts of the text that comes."""
+
+    def __init__(self, job: ChatJob, meter: RequestMeter) -> None:
+        self.meter = meter
+        self._splitters: list[AnswerSplitter] | None = None
+        if job.plan is not None:
+            self._splitters = [AnswerSplitter(job.plan) for _ in range(job.n)]
+
+    def of(self, delta: TextDelta) -> AnswerDelta:
+        """Return what a choice gained."""
+        if self._splitters is None:
+            return AnswerDelta(
+                delta.index,
+                (ContentText(delta.text),) if delta.text else (),
+                delta.tokens,
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.num_output_tokens,
+            )
+        splitter = self._splitters[delta.index]
+        before = splitter.num_reasoning_tokens
+        answer = splitter.feed(delta)
+        self.meter.num_reasoning_tokens += splitter.num_reasoning_tokens - before
+        return answer
 
 
 class _PartWriter:
-    """Makes parts of the text that comes."""
+    """Passes on parts in the place of text."""
 
-    def __init__(self, writer: AnswerWriter, meter: RequestMeter) -> None:
+    def __init__(self, writer: AnswerWriter, parts: _Parts) -> None:
         self._writer = writer
-        self._meter = meter
+        self._parts = parts
 
     def prompt_ready(self, ready: PromptReady) -> bytes:
         """Return what opens the choices."""
-        return self._writer.prompt_ready(ready, usage_of(self._meter))
+        return self._writer.prompt_ready(ready, usage_of(self._parts.meter))
 
     def delta(self, delta: TextDelta) -> bytes:
         """Return what a choice gained."""
-        return self._writer.delta(_answer_delta(delta))
+        return self._writer.delta(self._parts.of(delta))
 
     def end(self) -> bytes:
         """Return the closing events."""
-        return self._writer.end(usage_of(self._meter))
-
-
-def _answer_delta(delta: TextDelta) -> AnswerDelta:
-    return AnswerDelta(
-        delta.index,
-        (ContentText(delta.text),) if delta.text else (),
-        delta.tokens,
-        delta.finish_reason,
-        delta.stop_reason,
-        delta.num_output_tokens,
-    )
+        return self._writer.end(usage_of(self._parts.meter))
 
 
 @dataclass(slots=True)
@@ -123,17 +148,68 @@ async def collect_chat(exchange: Exchange, job: ChatJob) -> ChatAnswer:
     generation = await start_generation(
         job.gateway, job.model, exchange, job.request, job.generation
     )
-    answer = await collect(exchange, generation, num_prompts=1, num_choices=job.n)
-    choices = [
-        AnsweredChoice(
-            index=index,
-            content=job.echoed + choice.text,
-            reasoning=None,
-            tool_calls=[],
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            tokens=choice.tokens,
+    sink = _CollectingSink(job, _Parts(job, generation.meter))
+    (prompt_logprobs,) = await collect_into(sink, exchange, generation, num_prompts=1)
+    return ChatAnswer(sink.choices(), usage_of(generation.meter), prompt_logprobs)
+
+
+class _CollectingSink:
+    """Puts answers together."""
+
+    def __init__(self, job: ChatJob, parts: _Parts) -> None:
+        self._parts = parts
+        self._choices = [_GrowingChoice(index, job.echoed) for index in range(job.n)]
+
+    def is_ready(self) -> bool:
+        """Always."""
+        return True
+
+    def take(self, delta: TextDelta) -> None:
+        """Add what the choice gained."""
+        self._choices[delta.index].add(self._parts.of(delta))
+
+    def choices(self) -> list[AnsweredChoice]:
+        """Return the choices as they are."""
+        return [choice.answered() for choice in self._choices]
+
+
+class _GrowingChoice:
+    def __init__(self, index: int, echoed: str) -> None:
+        self._index = index
+        self._content = [echoed] if echoed else []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[ToolCallStart, list[str]]] = []
+        self._tokens: list[ShownToken] = []
+        self._finish_reason: AnswerFinish = "length"
+        self._stop_reason: str | int | None = None
+
+    def add(self, delta: AnswerDelta) -> None:
+        for part in delta.parts:
+            match part:
+                case ContentText(text):
+                    self._content.append(text)
+                case ReasoningText(text):
+                    self._reasoning.append(text)
+                case ToolCallStart():
+                    self._calls.append((part, []))
+                case ToolCallArguments(index, text):
+                    self._calls[index][1].append(text)
+        self._tokens.extend(delta.tokens)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self._stop_reason = delta.stop_reason
+
+    def answered(self) -> AnsweredChoice:
+        has_others = bool(self._calls or self._reasoning)
+        return AnsweredChoice(
+            index=self._index,
+            content=None if has_others and not self._content else "".join(self._content),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=[
+                AnsweredToolCall(start.call_id, start.name, "".join(arguments))
+                for start, arguments in self._calls
+            ],
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            tokens=self._tokens,
         )
-        for index, choice in enumerate(answer.choices)
-    ]
-    return ChatAnswer(choices, answer.usage, answer.prompt_logprobs[0])

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from twinfire.gateway.dialects.answer_plan import answer_plan, planned_options
+from twinfire.gateway.dialects.chat_grammar import chat_grammar
 from twinfire.gateway.dialects.conversation import (
+    ToolDefinitions,
     check_template_fields,
     conversation_chars,
     conversation_ids,
@@ -18,7 +21,6 @@ from twinfire.gateway.dialects.conversation import (
 from twinfire.gateway.dialects.generate import answer_id, checked_cache_salt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.not_served import refuse_unserved_chat
-from twinfire.gateway.dialects.output_grammar import requested_grammar
 from twinfire.gateway.dialects.prompts import check_min_tokens, output_bound, truncate
 from twinfire.gateway.dialects.requests import ChatRequest
 from twinfire.gateway.dialects.sampling import (
@@ -28,10 +30,12 @@ from twinfire.gateway.dialects.sampling import (
     resolve_sampling,
     text_options,
 )
+from twinfire.gateway.dialects.tools import RequestedTools, requested_tools
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import RequestLimits
+from twinfire.gateway.text.answer_splitter import AnswerPlan
 from twinfire.gateway.text_generation import GenerationJob, with_drawn_seeds
 from twinfire.protocol.errors import InvalidRequest
 
@@ -50,6 +54,9 @@ class ChatJob:
     """The final message's text, where the answer begins with it."""
     num_top_logprobs: int | None
     """Alternatives per token, None when no log-probabilities are asked for."""
+    tools: RequestedTools | None = None
+    plan: AnswerPlan | None = None
+    """What answers may consist of besides text; None for nothing."""
 
     @property
     def prompt(self) -> array[int]:
@@ -86,6 +93,7 @@ async def prepare_chat(
     check_streaming(request)
     refuse_unserved_chat(request)
     check_template_fields(request, request.messages, settings)
+    tools = requested_tools(request)
     num_top = _num_top_logprobs(request, model, limits)
     num_prompt = num_logprobs("prompt_logprobs", request.prompt_logprobs, model, limits)
     reply_id = answer_id(id_prefix, exchange, request)
@@ -103,11 +111,12 @@ async def prepare_chat(
         prompt_logprobs=num_prompt,
     )
     prompt = await gateway.handle_text(
-        conversation_chars(request.messages),
+        conversation_chars(request.messages, len(tools.tools) if tools else 0),
         conversation_ids if is_templated else untemplated_ids,
         request,
         request.messages,
         model,
+        _shown_definitions(tools),
         add_special_tokens=bool(request.add_special_tokens)
         or (not is_templated and request.add_special_tokens is None),
         may_be_long=request.truncate_prompt_tokens is not None,
@@ -119,7 +128,10 @@ async def prepare_chat(
         len(prompt), asked, model, default=None, param=param, prompt_param="messages"
     )
     check_min_tokens(request, max_tokens)
-    grammar = await requested_grammar(gateway, request, model)
+    plan = answer_plan(request, tools, model.text, prompt) if is_templated else None
+    if plan is not None:
+        options = planned_options(plan, options, model.text)
+    grammar = await chat_grammar(gateway, request, tools, model, plan)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens, grammar=grammar)
     generation = GenerationJob(
         prompts=[prompt],
@@ -137,7 +149,15 @@ async def prepare_chat(
         created_s=int(time.time()),
         echoed=_echoed(request),
         num_top_logprobs=num_top,
+        tools=tools,
+        plan=plan,
     )
+
+
+def _shown_definitions(tools: RequestedTools | None) -> ToolDefinitions | None:
+    if tools is None:
+        return None
+    return tools.definitions if tools.are_shown else []
 
 
 def _num_top_logprobs(request: ChatRequest, model: ReadyModel, limits: RequestLimits) -> int | None:

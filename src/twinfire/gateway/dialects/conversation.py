@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import msgspec
 
 from twinfire.artifacts.chat_template import DEFAULT_TEMPLATE
 from twinfire.artifacts.chat_template import ChatTemplate as CompiledTemplate
-from twinfire.gateway.dialects.not_served import unserved
 from twinfire.gateway.dialects.prompts import encode_text
 from twinfire.gateway.dialects.requests import ContentPart, Message, TemplateFields
+from twinfire.gateway.dialects.tool_prompt import with_tools_described
 from twinfire.gateway.hosted_model import ReadyModel
 from twinfire.gateway.settings import GatewaySettings
+from twinfire.gateway.text.answer_formats import AnswerFormats, ParserChoice, detect_formats
 from twinfire.gateway.text.tokenizer import ChatTemplate
+from twinfire.gateway.text.tool_formats.readers import MISTRAL_ID_CHARS
 from twinfire.protocol.errors import InvalidRequest, ModelError
 
 _PART_SEPARATOR = "\n"
+_TOOL_CHARS = 400
+"""About what a tool's description takes."""
+_MISTRAL_ID = re.compile(f"[A-Za-z0-9]{{{MISTRAL_ID_CHARS}}}")
+ToolDefinitions = Sequence[Mapping[str, object]]
 
 
 def check_template_fields(
@@ -26,8 +34,6 @@ def check_template_fields(
     """Refuse a conversation that cannot be rendered, whatever the template is."""
     if not messages:
         raise InvalidRequest("`messages` must not be empty.", "messages")
-    if request.tools is not None:
-        raise unserved("tools")
     if request.chat_template is not None and not settings.allow_request_chat_template:
         raise InvalidRequest(
             "`chat_template` of a request is not allowed by this server.", "chat_template"
@@ -39,9 +45,9 @@ def check_template_fields(
         )
 
 
-def conversation_chars(messages: Sequence[Message]) -> int:
+def conversation_chars(messages: Sequence[Message], num_tools: int = 0) -> int:
     """Return about how much text there is."""
-    total = 0
+    total = _TOOL_CHARS * num_tools
     for message in messages:
         content = message.content
         if isinstance(content, str):
@@ -53,41 +59,66 @@ def conversation_chars(messages: Sequence[Message]) -> int:
 
 
 def render_conversation(
-    request: TemplateFields, messages: Sequence[Message], template: ChatTemplate
+    request: TemplateFields,
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    formats: AnswerFormats,
+    tools: ToolDefinitions | None,
 ) -> str:
-    """Return the prompt text. May run on a thread."""
-    variables: dict[str, object] = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables["reasoning_effort"] = request.reasoning_effort
+    """Return the prompt text. May run on a thread.
+
+    `tools` are those that the model is told of; None where the request has none at all.
+    """
+    rendered = [
+        template_message(message, index, template, formats)
+        for index, message in enumerate(messages)
+    ]
+    if tools is not None and not formats.knows_tools:
+        rendered = with_tools_described(rendered, tools)
+        tools = None
     continues = bool(request.continue_final_message)
     adds_prompt = request.add_generation_prompt
     return template.render(
-        [template_message(message, index, template) for index, message in enumerate(messages)],
+        rendered,
+        tools=tools or None,
         documents=request.documents,
         add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
         continue_final_message=continues,
-        variables=variables,
+        variables=_template_variables(request),
     )
+
+
+def _template_variables(request: TemplateFields) -> dict[str, object]:
+    variables: dict[str, object] = dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+        # Templates of models that think, or not, ask for one of these.
+        for name in ("enable_thinking", "thinking"):
+            variables.setdefault(name, effort != "none")
+    return variables
 
 
 def conversation_ids(
     request: TemplateFields,
     messages: Sequence[Message],
     model: ReadyModel,
+    tools: ToolDefinitions | None,
     *,
     add_special_tokens: bool,
     may_be_long: bool,
 ) -> array[int]:
     """Render and tokenise. May run on a thread."""
-    template = model.text.template
+    template, formats = model.text.template, model.text.formats
     if request.chat_template is not None:
         template = _compile_template(request.chat_template, model)
+        formats = detect_formats(template, model.text.vocabulary, ParserChoice())
     if template is None:
         raise InvalidRequest(
             "The model has no chat template; use /v1/completions with a prompt.", "messages"
         )
     return encode_text(
-        render_conversation(request, messages, template),
+        render_conversation(request, messages, template, formats, tools),
         model,
         add_special_tokens=add_special_tokens,
         may_be_long=may_be_long,
@@ -99,6 +130,7 @@ def untemplated_ids(
     request: TemplateFields,
     messages: Sequence[Message],
     model: ReadyModel,
+    tools: ToolDefinitions | None,
     *,
     add_special_tokens: bool,
     may_be_long: bool,
@@ -114,9 +146,11 @@ def untemplated_ids(
     )
 
 
-def template_message(message: Message, index: int, template: ChatTemplate) -> dict[str, object]:
+def template_message(
+    message: Message, index: int, template: ChatTemplate, formats: AnswerFormats
+) -> dict[str, object]:
     """Return one message in the shape that the template reads."""
-    role: str = message.role
+    role: str = "tool" if message.role == "function" else message.role
     if role == "developer" and "developer" not in template.source:
         # Templates that do not know the role would drop the instructions silently.
         role = "system"
@@ -124,14 +158,19 @@ def template_message(message: Message, index: int, template: ChatTemplate) -> di
     rendered: dict[str, object] = {"role": role, "content": _PART_SEPARATOR.join(texts)}
     if isinstance(message.content, list) and template.reads_content_parts:
         rendered["content"] = [{"type": "text", "text": text} for text in texts]
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
             rendered[name] = value
     if message.reasoning is not None:
         rendered.setdefault("reasoning_content", message.reasoning)
-    if message.tool_calls:
-        rendered["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = _known_id(message.tool_call_id, formats)
+    calls = list(message.tool_calls or ())
+    if message.function_call is not None:
+        calls.append({"type": "function", "function": message.function_call})
+    if calls:
+        rendered["tool_calls"] = [_tool_call(call, formats) for call in calls]
     return rendered
 
 
@@ -171,14 +210,31 @@ def _part_text(part: ContentPart, param: str) -> str:
     return text
 
 
-def _tool_call(call: dict[str, object]) -> dict[str, object]:
-    """Return a call with its arguments as an object, which is what templates iterate over."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        # A model's malformed call is history now; the conversation must still go on.
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+def _tool_call(call: Mapping[str, object], formats: AnswerFormats) -> dict[str, object]:
+    """Return a past call as the template reads it: most iterate over the arguments."""
+    told = dict(call)
+    if isinstance(told.get("id"), str):
+        told["id"] = _known_id(str(told["id"]), formats)
+    function = told.get("function")
+    if not isinstance(function, dict):
+        return told
+    arguments: object = function.get("arguments")
+    if formats.takes_arguments_as_text:
+        if not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+    elif isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            # A model's malformed call is history now; the conversation must still go on.
+            return told
+    told["function"] = {**function, "arguments": arguments}
+    return told
+
+
+def _known_id(call_id: str, formats: AnswerFormats) -> str:
+    """Return an id that the template takes; equal ids stay equal."""
+    is_mistral = formats.tools is not None and formats.tools.name.startswith("mistral")
+    if not is_mistral or _MISTRAL_ID.fullmatch(call_id):
+        return call_id
+    return sha256(call_id.encode("utf-8", "replace")).hexdigest()[:MISTRAL_ID_CHARS]

@@ -31,9 +31,13 @@ from twinfire.gateway.text_generation import (
     GenerationJob,
     PromptReady,
     TextGeneration,
+    TextSink,
     off_loop,
 )
 from twinfire.protocol.errors import InvalidRequest
+
+PromptRows = Sequence[TokenLogprob | None]
+"""One per prompt token, None for the first."""
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class CollectedAnswer:
     """All of a generation."""
 
     choices: list[CollectedChoice]
-    prompt_logprobs: list[Sequence[TokenLogprob | None] | None]
+    prompt_logprobs: list[PromptRows | None]
     usage: Usage
 
     @property
@@ -176,8 +180,16 @@ async def collect(
     exchange: Exchange, generation: TextGeneration, num_prompts: int, num_choices: int
 ) -> CollectedAnswer:
     """Wait for everything."""
-    prompt_logprobs: list[Sequence[TokenLogprob | None] | None] = [None] * num_prompts
     sink = _CollectingSink(num_choices)
+    prompt_logprobs = await collect_into(sink, exchange, generation, num_prompts)
+    return CollectedAnswer(sink.choices, prompt_logprobs, usage_of(generation.meter))
+
+
+async def collect_into(
+    sink: TextSink, exchange: Exchange, generation: TextGeneration, num_prompts: int
+) -> list[PromptRows | None]:
+    """Give all text to `sink`; return each prompt's log-probabilities, None if not asked for."""
+    prompt_logprobs: list[PromptRows | None] = [None] * num_prompts
     async with billed(exchange), aclosing(generation.events(sink)) as events:
         async for event in events:
             if isinstance(event, PromptReady):
@@ -185,7 +197,7 @@ async def collect(
                 prompt_logprobs[event.prompt_index] = event.logprobs
             else:
                 sink.take(event)
-    return CollectedAnswer(sink.choices, prompt_logprobs, usage_of(generation.meter))
+    return prompt_logprobs
 
 
 class _CollectingSink:
@@ -208,13 +220,13 @@ class _CollectingSink:
             choice.stop_reason = delta.stop_reason
 
 
-def usage_of(meter: RequestMeter, num_reasoning_tokens: int = 0) -> Usage:
+def usage_of(meter: RequestMeter) -> Usage:
     """Return the usage of a whole request."""
     total = usage(
         meter.num_prompt_tokens,
         meter.num_output_tokens,
         meter.num_cached_tokens,
-        num_reasoning_tokens,
+        meter.num_reasoning_tokens,
     )
     if meter.cost_nanos is not None:
         total.cost = meter.cost_nanos / NANOS

@@ -32,10 +32,6 @@ _SHARED: tuple[tuple[str, AsksForNothing], ...] = (
 
 _CHAT: tuple[tuple[str, AsksForNothing], ...] = (
     *_SHARED,
-    ("tools", _is_absent),
-    ("tool_choice", _one_of("none", "auto")),
-    ("functions", _is_absent),
-    ("function_call", _one_of("none", "auto")),
     ("modalities", _one_of(["text"])),
     ("audio", _is_absent),
     ("mm_processor_kwargs", _is_absent),

@@ -125,6 +125,8 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, JsonValue]] | None = None
+    function_call: dict[str, JsonValue] | None = None
+    """Of clients that know no `tool_calls`."""
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -152,6 +154,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    """Whether the answer shows what the model thinks; it is counted either way."""
     tools: JsonValue = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None

@@ -75,12 +75,38 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token: by token id; null for the first."""
 
 
+class CalledFunction(msgspec.Struct):
+    """What is to be called."""
+
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model asks for."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
     """The assistant's message."""
 
     role: Literal["assistant"]
     content: str | None
+    """Null where there are only calls or reasoning."""
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
+    """For clients that sent `functions`."""
+
+
+FinishWord = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatChoice(msgspec.Struct):
@@ -89,7 +115,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: FinishWord
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 

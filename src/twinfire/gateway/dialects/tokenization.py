@@ -15,6 +15,7 @@ from twinfire.gateway.dialects.json_body import decode_body
 from twinfire.gateway.dialects.requests import DetokenizeRequest, TokenizeRequest
 from twinfire.gateway.dialects.responses import DetokenizeResponse, TokenizeResponse
 from twinfire.gateway.dialects.sampling import check_token_ids
+from twinfire.gateway.dialects.tools import declared_tools
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import ReadyModel
@@ -55,12 +56,14 @@ class Tokenize:
             )
         messages = request.messages or []
         check_template_fields(request, messages, self._gateway.settings)
+        tools = declared_tools(request.tools)
         return await self._gateway.handle_text(
-            conversation_chars(messages),
+            conversation_chars(messages, len(tools)),
             conversation_ids,
             request,
             messages,
             model,
+            [tool.definition for tool in tools] or None,
             add_special_tokens=bool(request.add_special_tokens),
             may_be_long=True,
         )

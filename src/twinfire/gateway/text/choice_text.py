@@ -31,6 +31,8 @@ class TextOptions:
     stops: StopStrings
     include_stop_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()
+    """Special tokens that are part of the text all the same: marks of calls and of reasoning."""
     min_tokens: int = 0
     want_tokens: bool = False
     """Whether released tokens are reported one by one; log-probabilities need it."""
@@ -85,7 +87,9 @@ class ChoiceText:
         self.finished = False
         self._options = options
         self._by_token = bool(options.stops) or options.want_tokens
-        self._detokenizer = Detokenizer(vocabulary, prompt, options.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            vocabulary, prompt, options.skip_special_tokens, options.shown_special_ids
+        )
         self._scanner = StopScanner(options.stops, options.include_stop_in_output)
         self._waiting = _Waiting()
         self._num_seen = 0

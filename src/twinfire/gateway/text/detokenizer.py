@@ -8,7 +8,7 @@ takes back what it emitted, and never fails on an odd id.
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from twinfire.gateway.text.vocabulary import Vocabulary
 
@@ -25,9 +25,9 @@ class Detokenizer:
     """
 
     __slots__ = (
+        "_hidden_ids",
         "_pending",
         "_prompt_pending",
-        "_skip_special_tokens",
         "_strip_space",
         "_vocabulary",
     )
@@ -37,16 +37,20 @@ class Detokenizer:
         vocabulary: Vocabulary,
         prompt: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        shown_special_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """`shown_special_ids` are part of the text though special tokens are skipped."""
         self._vocabulary = vocabulary
-        self._skip_special_tokens = skip_special_tokens
-        tail = vocabulary.join(prompt[-_TAIL_TOKENS:], skip_special_tokens)
+        self._hidden_ids: Collection[int] = ()
+        if skip_special_tokens:
+            self._hidden_ids = vocabulary.special_ids - shown_special_ids
+        tail = vocabulary.join(prompt[-_TAIL_TOKENS:], self._hidden_ids)
         self._pending = b""
         """The bytes of a character that is not complete."""
         self._decode(tail[-_MAX_PENDING_BYTES:])
         self._prompt_pending = bool(self._pending)
         self._strip_space = vocabulary.strips_leading_space and not (
-            tail or vocabulary.join(prompt, skip_special_tokens)
+            tail or vocabulary.join(prompt, self._hidden_ids)
         )
 
     @property
@@ -56,7 +60,7 @@ class Detokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that the tokens complete."""
-        content = self._vocabulary.join(token_ids, self._skip_special_tokens)
+        content = self._vocabulary.join(token_ids, self._hidden_ids)
         if not content:
             return ""
         if self._prompt_pending:

@@ -52,6 +52,11 @@ class ChatTemplate(Protocol):
         ...
 
     @property
+    def tool_source(self) -> str:
+        """Text of the template for a conversation with tools, which may be the same."""
+        ...
+
+    @property
     def reads_content_parts(self) -> bool:
         """Whether a message's content may be a list of parts instead of one string."""
         ...
@@ -60,6 +65,7 @@ class ChatTemplate(Protocol):
         self,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
         documents: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

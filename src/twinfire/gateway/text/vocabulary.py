@@ -6,7 +6,7 @@ token is seen. Never fails: an id without a meaning (padding rows of the output 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from twinfire.gateway.text.tokenizer import Tokenizer
 
@@ -32,15 +32,16 @@ class Vocabulary:
         """Return a token alone as text, incomplete UTF-8 as U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
-    def join(self, token_ids: Iterable[int], skip_special_tokens: bool) -> bytes:
-        """Return the bytes of consecutive tokens."""
+    def special_ids_of(self, texts: Collection[str]) -> frozenset[int]:
+        """Return the special tokens that are one of the texts."""
+        return frozenset(token for token in self.special_ids if self.text_of(token) in texts)
+
+    def join(self, token_ids: Iterable[int], hidden_ids: Collection[int] = ()) -> bytes:
+        """Return the bytes of consecutive tokens, without those that are hidden."""
         table, size = self._bytes, self._size
-        if skip_special_tokens:
-            special = self.special_ids
-            return b"".join(
-                [table[token] for token in token_ids if token < size and token not in special]
-            )
-        return b"".join([table[token] for token in token_ids if token < size])
+        return b"".join(
+            [table[token] for token in token_ids if token < size and token not in hidden_ids]
+        )
 
     def _probe_leading_space(self) -> bool:
         """Whether the decoder drops the first space of a text, as SentencePiece's does."""
