@@ -354,6 +354,23 @@ def test_wrong_usage_queries_name_the_field(world: World, query: str) -> None:
     assert answer.error()["param"] == query.partition("=")[0]
 
 
+def test_paths_name_the_tokens_own_account(world: World) -> None:
+    token = world.token("a")
+    account_id = world.accounts.find("a").id
+    for name, status in ((account_id, 200), ("a", 200), ("b", 403), ("0" * 32, 403)):
+        answer = world.get(token, f"/client/v4/accounts/{name}/ai/models/search")
+        assert answer.status == status
+
+
+def test_events_of_random_length(world: World) -> None:
+    body = {**BODY, "stream": True, "stream_options": {"include_obfuscation": True}}
+    events = world.post(None, body).events()
+    lengths = {len(event["obfuscation"]) for event in events[:-1]}
+    assert len(lengths) > 1
+    plain = world.post(None, {**BODY, "stream": True}).events()
+    assert not any("obfuscation" in event for event in plain[:-1])
+
+
 def test_secrets_are_never_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     token = world.token("a")

@@ -65,7 +65,10 @@ class Endpoint:
 
     async def _identify(self, exchange: Exchange) -> None:
         if self._key_digests is None:
-            exchange.identity = await self._gateway.accounting.identify(exchange.headers)
+            accounting = self._gateway.accounting
+            exchange.identity = await accounting.identify(exchange.headers)
+            if "account_id" in exchange.path_params:
+                accounting.check_account(exchange, exchange.path_params["account_id"])
             return
         # Digests have one length, so comparing them tells nothing of the keys'.
         digest = sha256(secret_of(exchange.headers).encode("latin-1")).digest()

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from twinfire.gateway.dialects.chat_answer import (
     AnsweredChoice,
+    AnswerWriter,
     ChatAnswer,
     collect_chat,
     stream_chat,
@@ -21,9 +22,13 @@ from twinfire.gateway.dialects.responses import (
     ChatMessage,
     ChatResponse,
     ToolCall,
+    Usage,
 )
+from twinfire.gateway.dialects.stream_padding import StreamPadding
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
+from twinfire.gateway.text.answer_parts import AnswerDelta
+from twinfire.gateway.text_generation import PromptReady
 
 
 class ChatCompletions:
@@ -38,11 +43,37 @@ class ChatCompletions:
         request = decode_body(exchange.body, self._decoder)
         job = await prepare_chat(self._gateway, exchange, request)
         if request.stream:
-            await stream_chat(exchange, job, ChatStream(job))
+            await stream_chat(exchange, job, _writer(job))
         else:
             answer = await collect_chat(exchange, job)
             body = await self._gateway.handle_text(answer.num_prompt_rows, _encoded, job, answer)
             await exchange.answer(body)
+
+
+def _writer(job: ChatJob) -> AnswerWriter:
+    options = job.request.stream_options
+    is_padded = options is not None and options.include_obfuscation is True
+    return _ObfuscatedStream(ChatStream(job)) if is_padded else ChatStream(job)
+
+
+class _ObfuscatedStream:
+    """Pads another writer's events as OpenAI does."""
+
+    def __init__(self, events: AnswerWriter) -> None:
+        self._events = events
+        self._padding = StreamPadding("obfuscation")
+
+    def prompt_ready(self, ready: PromptReady, usage: Usage) -> bytes:
+        """Return what opens the choices."""
+        return self._padding.pad(self._events.prompt_ready(ready, usage))
+
+    def delta(self, delta: AnswerDelta) -> bytes:
+        """Return what a choice gained."""
+        return self._padding.pad(self._events.delta(delta))
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the closing events."""
+        return self._padding.pad(self._events.end(usage))
 
 
 def _encoded(job: ChatJob, answer: ChatAnswer) -> bytes:

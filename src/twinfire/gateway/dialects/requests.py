@@ -36,6 +36,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """Whether every event of a chat is padded to a random length."""
 
 
 class NotServed(msgspec.Struct, kw_only=True):
