@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
     # Its own notices of start and end say nothing that ours do not.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     with pull_progress(options.model) as report:
         resolved = resolve_model(options.model, on_progress=report)
     settings = _gateway_settings(options)
@@ -74,7 +74,7 @@ async def _serve(
     from twinfire.gateway.server import GatewayServer
 
     names = options.served_model_names or (resolved.served_name,)
-    model, metrics = ServedModel(names), Metrics(names[0])
+    model, metrics = ServedModel(names, parsers=options.parsers), Metrics(names[0])
     worker.report_load_to(metrics.observe_load)
     server = GatewayServer(create_app(settings, worker, model, metrics), bound)
 

@@ -11,6 +11,7 @@ from twinfire.artifacts.env import Env
 from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.gateway.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
 from twinfire.protocol.worker_config import (
     Backend,
     Dtype,
@@ -39,6 +40,7 @@ class ServeOptions:
     port: int
     served_model_names: tuple[str, ...]
     aliases: dict[str, str]
+    parsers: ParserChoice
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -97,6 +99,18 @@ def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-logprobs", type=_positive, default=20, help="alternatives per token (%(default)s)"
+    )
+    group.add_argument(
+        "--tool-parser",
+        choices=TOOL_PARSERS,
+        default="auto",
+        help="how the model writes tool calls; auto looks at its chat template (%(default)s)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default="auto",
+        help="how the model marks what it thinks before it answers (%(default)s)",
     )
     group.add_argument(
         "--allow-request-chat-template",
@@ -206,6 +220,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         port=args.port,
         served_model_names=tuple(args.served_model_name),
         aliases=parse_aliases(args.alias),
+        parsers=ParserChoice(args.tool_parser, args.reasoning_parser),
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=max(args.max_num_batched_tokens, args.max_num_seqs),

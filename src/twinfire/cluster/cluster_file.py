@@ -101,6 +101,9 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantization: Quantization = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     max_model_len: int | None = None
+    tool_parser: str = "auto"
+    """How tool calls are read: a form's name, `auto` or `none`."""
+    reasoning_parser: str = "auto"
     connector: ConnectorKind = "socket"
     prefill: PoolTable = PoolTable(count=1, threads=1, niceness=5)
     decode: PoolTable = PoolTable(count=1, threads=1)

@@ -18,6 +18,7 @@ from twinfire.gateway.metrics import Metrics
 from twinfire.gateway.routing.router import Router
 from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.gateway.served_model import ServedModel
+from twinfire.gateway.text.answer_formats import ParserChoice
 from twinfire.protocol.errors import TwinfireError
 from twinfire.protocol.worker_config import WorkerConfig
 
@@ -57,7 +58,9 @@ class ModelPools:
             folder = folder / str(number)
             folder.mkdir()
             prefix = names[0].replace("/", "-") + "."
-        self.hosted = HostedModel(ServedModel(names), self.backend, Metrics(names[0]))
+        parsers = ParserChoice(table.tool_parser, table.reasoning_parser)
+        served = ServedModel(names, parsers=parsers)
+        self.hosted = HostedModel(served, self.backend, Metrics(names[0]))
         self.supervisor = Supervisor(
             table,
             worker_config(around.base, table, resolved),
