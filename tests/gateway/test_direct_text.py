@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.gateway_server import MODEL, RunningGateway, byte_text_side, running_gateway
@@ -125,6 +125,7 @@ class MoodySink:
         self.num_taken += 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.lists(st.integers(1, 5), max_size=10))
 def test_order_holds_whatever_the_sink_takes(moods: list[bool], pauses: list[int]) -> None:
     text = "The quick brown fox jumps over the lazy dog. STOP and more"

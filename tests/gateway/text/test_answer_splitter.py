@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.answer_vectors import SCHEMAS, VECTORS, Vector, answered, plan_of
@@ -36,6 +36,7 @@ def test_cut_at_every_character(vector: Vector) -> None:
     assert answered(vector.plan, list(vector.text), vector.stops) == vector.expected
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_cut_anywhere(data: st.DataObject) -> None:
     vector = data.draw(st.sampled_from(VECTORS))
@@ -58,6 +59,7 @@ PIECES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(READERS)), st.lists(PIECES, max_size=24), st.booleans())
 def test_garbage_is_never_lost_and_never_fails(
     name: ToolFormatName, pieces: list[str], inside: bool
@@ -75,12 +77,14 @@ def test_garbage_is_never_lost_and_never_fails(
         )
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab<>", max_size=6)), st.integers(0, 9))
 def test_text_without_calls_is_the_content(pieces: list[str], step: int) -> None:
     text = "".join(pieces)
     assert answered(plan_of("hermes"), pieces).content == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=5), max_size=8))
 def test_markers_that_overlap_are_found_where_they_begin_first(pieces: list[str]) -> None:
     def found(pieces: list[str]) -> tuple[str, str]:
@@ -135,6 +139,7 @@ def test_only_one_call_where_only_one_may_be() -> None:
     assert answered(plan, [call * 3]).calls == [("list_files", "{}")]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 7), max_size=30))
 def test_reasoning_tokens_are_counted_exactly(steps: list[int]) -> None:
     """Whatever tokens come together: here a token is a character, and the end marker two."""
