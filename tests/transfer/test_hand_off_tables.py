@@ -11,12 +11,18 @@ import pytest
 
 from support.hand_off_world import Clock
 from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.messages import Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
+from twinfire.protocol.sampling import SamplingParams
 from twinfire.transfer import tombstones
 from twinfire.transfer.fair_queue import STARVING_S, FairQueue
 from twinfire.transfer.fault_points import FaultPoints
+from twinfire.transfer.hand_off_table import HandOffTable
 from twinfire.transfer.lease import Leases
+from twinfire.transfer.outgoing import Outgoing, Stage
 from twinfire.transfer.tombstones import Tombstones
+
+GREEDY = SamplingParams(max_tokens=1, seed=1)
 
 
 def key(gateway_id: str, request_id: int) -> HandOffKey:
@@ -137,3 +143,39 @@ def test_a_kill_is_logged_before_it_happens() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert b"twinfire fault decode.step kill hit=1" in done.stderr
+
+
+def outgoing(gateway_id: str, request_id: int, peer: Peer, deadline_s: float) -> Outgoing:
+    return Outgoing(key(gateway_id, request_id), Submit(request_id, b"", GREEDY), peer, deadline_s)
+
+
+def test_a_table_tells_what_is_open_silent_and_overdue() -> None:
+    clock = Clock()
+    table: HandOffTable[Outgoing] = HandOffTable(3.0, clock)
+    left, right = Peer("left", ""), Peer("right", "")
+    first, second, third = (
+        outgoing("g", 1, left, 9.0),
+        outgoing("g", 2, left, 1.0),
+        outgoing("h", 1, right, 9.0),
+    )
+    for one in (first, second, third):
+        table.add(one)
+        table.grant_lease(one.key)
+    assert table.renewals() == {}
+    first.stage = third.stage = Stage.OPEN
+    assert table.renewals() == {"left": (first.key,), "right": (third.key,)}
+    assert table.of_request("g", 1) == [first]
+    assert table.of_peer("left") == [first, second]
+    clock.now_s = 2.0
+    assert table.overdue() == [second]
+    table.renew((third.key,))
+    clock.now_s = 3.0
+    # Whoever ends the first takes along what else its silent peer had.
+    for one in table.silent():
+        assert one is first
+        for lost in table.of_peer(one.peer.instance_id):
+            table.remove(lost.key)
+    assert list(table) == [third]
+    clock.now_s = 5.0
+    assert list(table.silent()) == [third]
+    assert list(table.silent()) == []
