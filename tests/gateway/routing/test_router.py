@@ -153,6 +153,23 @@ def test_the_last_token_of_a_whole_hit_is_left_to_compute() -> None:
     assert ask(router, 320, chain(*range(10))).uncached_on_decode == BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("limits", [{"max_model_len": 1_000}, {"num_kv_blocks": 30}])
+def test_a_request_goes_where_it_fits(limits: dict[str, int]) -> None:
+    router = router_with(("p0", "prefill"), settings=RoutingSettings(pd_policy="always"))
+    router.worker_joined(worker_info("d0", "decode", **limits))
+    alone = ask(router, 2_000)
+    assert (alone.decode, alone.prefill, alone.reason) == ("p0", None, "no_decode_worker")
+    short = ask(router, 500)
+    assert (short.decode, short.prefill) == ("d0", "p0")
+    router.worker_joined(worker_info("d1", "decode"))
+    long = ask(router, 2_000)
+    assert (long.decode, long.prefill) == ("d1", "p0")
+    router.worker_left("p0")
+    router.worker_left("d1")
+    with pytest.raises(InvalidRequest):
+        ask(router, 2_000)
+
+
 def test_a_draining_worker_gets_nothing_and_a_new_role_counts_at_once() -> None:
     router = router_with(*MIXED)
     router.worker_changed("m0", draining=True)

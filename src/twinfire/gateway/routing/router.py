@@ -117,7 +117,7 @@ class Router:
         expected = self._expected_tokens(request)
         num_blocks = self._num_blocks(request, expected)
         policy = request.pd_policy or self.settings.pd_policy
-        decoders, prefillers, reason = self.pool.candidates(request.exclude, policy)
+        decoders, prefillers, reason = self.pool.candidates(request, policy)
         decoders = self.pool.with_room(decoders, num_blocks)
         if not decoders:
             raise self._all_busy(request, num_blocks)

@@ -25,6 +25,10 @@ class WorkerPool:
         self._decoders: list[WorkerState] = []
         self._prefillers: list[WorkerState] = []
         self._only_prefillers: list[WorkerState] = []
+        self._shortest = 0
+        """Tokens that the least of the workers takes; what is not longer fits on all."""
+        self._smallest = 0
+        """KV blocks of the one that has the fewest."""
         self.block_size = 1
         """Tokens; equal on all workers of a model."""
 
@@ -80,20 +84,24 @@ class WorkerPool:
         return worker.decode.load < before or self.is_awaited_no_more(worker)
 
     def candidates(
-        self, exclude: frozenset[str], policy: PdPolicy
+        self, request: RouteRequest, policy: PdPolicy
     ) -> tuple[Sequence[WorkerState], Sequence[WorkerState], RouteReason | None]:
         """Return who may decode, who may compute prompts for them, and a reason that is certain.
 
-        Any worker does both where the pool for a stage is empty. Mixed workers compute prompts for
-        others only beside prefill workers, or when every prompt is to be handed over.
+        Workers that could never hold the request are not among them. Any worker does both where the
+        pool for a stage is empty. Mixed workers compute prompts for others only beside prefill
+        workers, or when every prompt is to be handed over.
         """
         decoders: Sequence[WorkerState] = self._decoders
         prefillers: Sequence[WorkerState] = self._only_prefillers
         if prefillers or policy == "always":
             prefillers = self._prefillers
-        if exclude:
+        if exclude := request.exclude:
             decoders = [one for one in decoders if one.instance_id not in exclude]
             prefillers = [one for one in prefillers if one.instance_id not in exclude]
+        if not self._fits(request, self._shortest, self._smallest):
+            decoders = [one for one in decoders if self._fits_on(request, one)]
+            prefillers = [one for one in prefillers if self._fits_on(request, one)]
         if not decoders and prefillers:
             return prefillers, (), "no_decode_worker"
         if not decoders:
@@ -142,8 +150,7 @@ class WorkerPool:
                 param=param,
                 code="context_length_exceeded",
             )
-        # The last token drawn is never computed, so it needs no room.
-        needed = -(-max(prompt, total - 1) // self.block_size)
+        needed = self._blocks_needed(request)
         if needed > largest:
             raise InvalidRequest(
                 f"{size}, which is {needed} KV blocks of {self.block_size}; the most that any "
@@ -163,7 +170,22 @@ class WorkerPool:
         rates = [self._workers[name].prefill_tokens_per_s for name in self._measured]
         return sum(rates) / len(rates) if rates else self._settings.prior_prefill_tokens_per_s
 
+    def _blocks_needed(self, request: RouteRequest) -> int:
+        # The last token drawn is never computed, so it needs no room.
+        prompt = request.num_prompt_tokens
+        return -(-max(prompt, prompt + request.max_tokens - 1) // self.block_size)
+
+    def _fits(self, request: RouteRequest, max_model_len: int, num_blocks: int) -> bool:
+        total = request.num_prompt_tokens + request.max_tokens
+        return total <= max_model_len and self._blocks_needed(request) <= num_blocks
+
+    def _fits_on(self, request: RouteRequest, worker: WorkerState) -> bool:
+        return self._fits(request, worker.info.max_model_len, worker.num_blocks)
+
     def _sort(self) -> None:
+        every = self._workers.values()
+        self._shortest = min((one.info.max_model_len for one in every), default=0)
+        self._smallest = min((one.num_blocks for one in every), default=0)
         usable = [one for one in self._workers.values() if not one.draining]
         self._decoders = [one for one in usable if one.role != "prefill"]
         self._prefillers = [one for one in usable if one.role != "decode"]
