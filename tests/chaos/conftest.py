@@ -13,7 +13,7 @@ from support.tiny_text_model import write_text_model
 
 CHAOS_SIZES = {
     "hidden_size": 256,
-    "intermediate_size": 2048,
+    "intermediate_size": 8192,
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
 }

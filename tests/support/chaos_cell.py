@@ -28,7 +28,7 @@ HELD_UP_S = 0.8
 FULL_AT_ONCE = {"kv_cache_bytes": 20 * 8192, "max_model_len": 512}
 """Settings of a worker that has room for one of two prompts."""
 VICTIM_PROMPT = 420
-PULLED_PROMPT = 1500
+PULLED_PROMPT = 800
 """So long that reading its blocks pays."""
 OTHER_STAGE: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
@@ -103,6 +103,75 @@ class ChaosCell:
         other = await self._compare(b, self._body(60), DEADLINE_S)
         assert other is None, other
         await self._all_is_well([armed, steady])
+
+    async def slow_worker(self, point: str, delay_s: float) -> None:
+        """A worker that takes its time whenever it passes a fault point."""
+        a, b = self.site.gateways
+        armed, steady = await self._workers(point, f"{point}=delay:{delay_s}")
+        asks = [ask for _ in range(3) for ask in self._asks(point, a, b)]
+        for problem in await asyncio.wait_for(asyncio.gather(*asks), DEADLINE_S):
+            assert problem is None, problem
+        await armed.until_fault(point, "delay", 0)
+        await self._all_is_well([armed, steady])
+
+    async def full_worker(self) -> None:
+        """Many more prompts at once than a decode worker has room for."""
+        a, b = self.site.gateways
+        armed, steady = await self._workers("receiver.waiting", "receiver.waiting=delay:0")
+        asks = [
+            self._compare(gateway, self._body(300, max_tokens=60), DEADLINE_S)
+            for _ in range(6)
+            for gateway in (a, b)
+        ]
+        for problem in await asyncio.wait_for(asyncio.gather(*asks), DEADLINE_S):
+            assert problem is None, problem
+        await armed.until_fault("receiver.waiting", "delay", 0)
+        await self._all_is_well([armed, steady])
+
+    async def too_long_prompt(self) -> None:
+        """One that fits no worker is refused; one that fits the prefill worker alone is served."""
+        a, _ = self.site.gateways
+        armed, steady = await self._workers("receiver.waiting", "")
+        answer = await self.site.complete(a, self._body(3000))
+        assert (answer.status, answer.is_whole) == (400, True), answer
+        problem = await self._compare(a, self._body(1200), DEADLINE_S)
+        assert problem is None, problem
+        await self._all_is_well([armed, steady])
+
+    async def session_on_new_workers(self) -> None:
+        """Each turn of a session is served by a worker that has never seen it, from others' KV."""
+        site, cached = self.site, [-1]
+        gateway = site.gateways[0]
+        first, steady = await self._workers("sender.queued", "")
+        prompt = self._body(700)["prompt"]
+
+        async def turn() -> None:
+            nonlocal prompt
+            body = self._body(40, max_tokens=40)
+            body["prompt"] = prompt = [*prompt, *body["prompt"]]
+            headers = {"x-session-affinity": "the-session"}
+            answer = await site.complete(gateway, body, headers=headers)
+            assert answer.difference(await self._reference(body)) is None
+            assert answer.cached_tokens > cached[-1], (cached, answer.cached_tokens)
+            cached.append(answer.cached_tokens)
+            prompt = [*prompt, *answer.tokens[0]]
+
+        await turn()
+        await turn()
+        pulled = await site.counter(gateway, "pulled_tokens")
+        await self._remove(first)
+        second = site.worker("prefill", place=1)
+        await site.joined(second, steady)
+        await turn()
+        assert await site.counter(gateway, "pulled_tokens") > pulled
+        third = site.worker("decode", place=2)
+        await site.joined(second, steady, third)
+        # What the session knows computes prompts now, so that another one has to decode.
+        await site.set_role(steady, "prefill")
+        await turn()
+        await site.nothing_is_held()
+        await asyncio.to_thread(third.kill)
+        await self._remove(second)
 
     async def _workers(self, point: str, faults: str) -> tuple[Program, Program]:
         """Return the armed worker and the steady one, both joined, in the state that is needed."""

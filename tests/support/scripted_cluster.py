@@ -283,6 +283,7 @@ class WorkerPrograms:
                 "join": (self._gateway,),
                 "peer_address": peer,
                 "secret_file": str(self.secret_file),
+                "connector": "nixl" if self._transport == "nixl" else "socket",
                 "lease_s": 1.5,
                 **settings,
             }

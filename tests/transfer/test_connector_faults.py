@@ -50,10 +50,10 @@ def keep_reading(here: End, peer: Peer, seconds: float) -> list[Outcome]:
 
 
 def test_a_killed_peer_fails_its_reads_and_its_successor_is_somebody_else(
-    make_end: MakeEnd, kind: ConnectorKind
+    make_end: MakeEnd, kind: ConnectorKind, listen: Address
 ) -> None:
     here = make_end(ArrayMemory(64, LARGE))
-    with serving_process(kind, LOOPBACK, name="first", size="large") as first:
+    with serving_process(kind, listen, name="first", size="large") as first:
         assert here.read(first.peer, first_life(MANY), MANY).wait() is None
         outcomes = keep_reading(here, first.peer, 0.2)
         first.send_signal(signal.SIGKILL)
@@ -71,10 +71,10 @@ def test_a_killed_peer_fails_its_reads_and_its_successor_is_somebody_else(
 
 
 def test_a_frozen_peer_fails_its_reads_and_can_write_nothing_later(
-    make_end: MakeEnd, kind: ConnectorKind, tmp_path: Path
+    make_end: MakeEnd, kind: ConnectorKind, listen: Address
 ) -> None:
     here = make_end(ArrayMemory(64, LARGE), timeout_s=0.5)
-    with serving_process(kind, unix_address(tmp_path, "there"), size="large") as there:
+    with serving_process(kind, listen, size="large") as there:
         assert here.read(there.peer, first_life(MANY), MANY).wait() is None
         outcomes = keep_reading(here, there.peer, 0.1)
         there.send_signal(signal.SIGSTOP)
@@ -94,10 +94,12 @@ def test_a_frozen_peer_fails_its_reads_and_can_write_nothing_later(
         assert all(len(outcome.calls) == 1 for outcome in outcomes)
 
 
-def test_a_frozen_peer_holds_up_no_other(make_end: MakeEnd, kind: ConnectorKind) -> None:
+def test_a_frozen_peer_holds_up_no_other(
+    make_end: MakeEnd, kind: ConnectorKind, listen: Address
+) -> None:
     here = make_end(ArrayMemory(64), timeout_s=1.5)
     other = make_end(ArrayMemory(64).fill(), name="other")
-    with serving_process(kind, LOOPBACK) as frozen:
+    with serving_process(kind, listen) as frozen:
         assert here.read(frozen.peer, first_life([0])).wait() is None
         frozen.send_signal(signal.SIGSTOP)
         stuck = here.read(frozen.peer, first_life(range(30)), range(30))

@@ -25,6 +25,7 @@ from twinfire.protocol.sampling import SamplingParams
 from twinfire.transfer.fault_points import FAULT_POINTS
 
 PROMPT_LENGTHS = (1, 31, 32, 33, 64, 150)
+BYTES_PER_BLOCK = 8192
 LONG = [(7 * i) % 300 + 3 for i in range(200)]
 
 
@@ -63,6 +64,9 @@ class Cluster:
 def run(
     tmp_path: Path, model: Path, transport: str, steps: Callable[[Cluster], Awaitable[None]]
 ) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl_cu12", reason="NIXL is not installed (extra `nixl`)")
+
     async def scenario() -> None:
         address = f"unix:{tmp_path}/gw" if transport == "unix" else "tcp:127.0.0.1:0"
         gateway = ScriptedGateway(address)
@@ -245,14 +249,24 @@ def fault_scenario(side: str, action: str, point: str) -> Callable[[Cluster], Aw
         roles = {"sender": "prefill", "receiver": "decode"}
         workers = {}
         for name, role in roles.items():
-            faults = fault if name == side else ""
-            cluster.programs.start(role, faults=faults)  # type: ignore[arg-type]
+            settings: dict[str, object] = {"faults": fault} if name == side else {}
+            if name == side and point == "receiver.waiting":
+                settings |= {"kv_cache_bytes": 9 * BYTES_PER_BLOCK, "max_model_len": 288}
+            cluster.programs.start(role, **settings)  # type: ignore[arg-type]
         for process, (name, role) in zip(cluster.programs.processes, roles.items(), strict=True):
             workers[name] = await gateway.ready(role, process.pid)  # type: ignore[arg-type]
         number = list(roles).index(side)
         process = cluster.programs.processes[number]
         request = gateway.submit(workers["sender"], LONG, params(60), decode=workers["receiver"])
+        if point == "receiver.waiting":
+            # The first one has taken most of the room.
+            first, other = request, LONG[::-1]
+            request = gateway.submit(
+                workers["sender"], other, params(60), decode=workers["receiver"]
+            )
         await asyncio.to_thread(_until_hit, cluster.programs, number)
+        if point == "receiver.waiting":
+            gateway.cancel(first, *workers.values())
         survivors = [worker for name, worker in workers.items() if name != side]
         if action == "cut":
             survivors = list(workers.values())
@@ -304,12 +318,12 @@ ALL_CASES = [
     (point.partition(".")[0], action, point)
     for point in FAULT_POINTS
     for action in ("kill", "stop", "cut")
-    if point.startswith(("sender.", "receiver.")) and point != "receiver.waiting"
+    if point.startswith(("sender.", "receiver."))
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("transport", ["unix", "tcp", "nixl"])
 @pytest.mark.parametrize(("side", "action", "point"), ALL_CASES, ids=lambda case: case)
 def test_every_fault_at_every_point_leaves_nothing_behind(
     tmp_path: Path, model: Path, transport: str, side: str, action: str, point: str
@@ -326,9 +340,10 @@ PULL_CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["unix", "tcp", "nixl"])
 @pytest.mark.parametrize(("point", "action"), PULL_CASES, ids=lambda case: case)
 def test_a_pull_that_fails_costs_time_and_nothing_else(
-    tmp_path: Path, model: Path, point: str, action: str
+    tmp_path: Path, model: Path, transport: str, point: str, action: str
 ) -> None:
     async def steps(cluster: Cluster) -> None:
         gateway, fault = cluster.gateway, f"{point}={action}"
@@ -348,4 +363,4 @@ def test_a_pull_that_fails_costs_time_and_nothing_else(
             survivors = [holder]
         await gateway.idle(*survivors)
 
-    run(tmp_path, model, "unix", steps)
+    run(tmp_path, model, transport, steps)
