@@ -40,8 +40,24 @@ MIGRATIONS = (
 _NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """The database's clock: those of the gateways differ."""
 _ROW = (
-    f"SELECT requests, tokens, updated_s, {_NOW} AS now_s FROM account_rates "
+    "SELECT set_config('synchronous_commit', 'off', true), "
+    f"requests, tokens, updated_s, {_NOW} AS now_s FROM account_rates "
     "WHERE account_id = :id FOR UPDATE"
+)
+_RUNNING = text(
+    "SELECT COALESCE(SUM(num_running), 0) FROM account_running "
+    f"WHERE account_id = :id AND seen_s > {_NOW} - {_DEAD_AFTER_S}"
+)
+_STORE_SQL = (
+    "UPDATE account_rates SET requests = :requests, tokens = :tokens, updated_s = :updated_s "
+    "WHERE account_id = :id"
+)
+_STORE = text(_STORE_SQL)
+_STORE_AND_COUNT = text(
+    f"WITH kept AS ({_STORE_SQL}) "
+    f"INSERT INTO account_running VALUES (:id, :gateway_id, GREATEST(0, :change), {_NOW}) "
+    "ON CONFLICT (account_id, gateway_id) DO UPDATE SET "
+    f"num_running = GREATEST(0, account_running.num_running + :change), seen_s = {_NOW}"
 )
 
 
@@ -62,9 +78,7 @@ class SharedRates:
         with self._database.write() as connection:
             levels, now_s = self._locked(connection, account_id, limits)
             state = levels.take(limits, num_tokens, now_s)
-            self._store(connection, account_id, levels)
-            if state.refused_by is None:
-                self._count(connection, account_id, 1)
+            self._store(connection, account_id, limits, levels, int(state.refused_by is None))
         return state
 
     def give_back(self, account_id: str, limits: Limits, num_tokens: int) -> None:
@@ -72,8 +86,7 @@ class SharedRates:
         with self._database.write() as connection:
             levels, now_s = self._locked(connection, account_id, limits)
             levels.give_back(limits, num_tokens, now_s)
-            self._store(connection, account_id, levels)
-            self._count(connection, account_id, -1)
+            self._store(connection, account_id, limits, levels, -1)
 
     def heartbeat(self) -> None:
         """Say that this gateway lives; call it every HEARTBEAT_S."""
@@ -99,7 +112,6 @@ class SharedRates:
         self, connection: Connection, account_id: str, limits: Limits
     ) -> tuple[Levels, float]:
         """Return the account's levels, which nobody else changes until the commit, and the time."""
-        connection.execute(text("SET LOCAL synchronous_commit = off"))
         row = self._row(connection, account_id)
         if row is None:
             connection.execute(
@@ -115,38 +127,27 @@ class SharedRates:
             )
             row = self._row(connection, account_id)
             assert row is not None
-        running = connection.execute(
-            text(
-                "SELECT COALESCE(SUM(num_running), 0) FROM account_running "
-                "WHERE account_id = :id AND seen_s > :now_s - :dead_s"
-            ),
-            {"id": account_id, "now_s": row.now_s, "dead_s": _DEAD_AFTER_S},
-        ).scalar_one()
-        return Levels(row.requests, row.tokens, row.updated_s, int(running)), row.now_s
+        running = 0
+        if limits.concurrency is not None:
+            # A statement of its own: one that waited for the lock still sees the time before it.
+            running = int(connection.execute(_RUNNING, {"id": account_id}).scalar_one())
+        return Levels(row.requests, row.tokens, row.updated_s, running), row.now_s
 
     def _row(self, connection: Connection, account_id: str) -> Row[tuple[object, ...]] | None:
         return connection.execute(text(_ROW), {"id": account_id}).first()
 
-    def _store(self, connection: Connection, account_id: str, levels: Levels) -> None:
+    def _store(
+        self, connection: Connection, account_id: str, limits: Limits, levels: Levels, change: int
+    ) -> None:
+        """Keep the levels, and count `change` requests more of this gateway."""
+        is_counted = limits.concurrency is not None and change != 0
         connection.execute(
-            text(
-                "UPDATE account_rates SET requests = :requests, tokens = :tokens, "
-                "updated_s = :updated_s WHERE account_id = :id"
-            ),
+            _STORE_AND_COUNT if is_counted else _STORE,
             {
                 "id": account_id,
                 "requests": levels.requests,
                 "tokens": levels.tokens,
                 "updated_s": levels.updated_s,
+                **({"gateway_id": self._gateway_id, "change": change} if is_counted else {}),
             },
-        )
-
-    def _count(self, connection: Connection, account_id: str, change: int) -> None:
-        connection.execute(
-            text(
-                f"INSERT INTO account_running VALUES (:id, :gateway_id, :change, {_NOW}) "
-                "ON CONFLICT (account_id, gateway_id) DO UPDATE SET "
-                f"num_running = GREATEST(0, account_running.num_running + :change), seen_s = {_NOW}"
-            ),
-            {"id": account_id, "gateway_id": self._gateway_id, "change": change},
         )

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     cluster = _with_options(read_cluster_file(args.file) if args.file else ClusterFile(), args)
     resolved = []
     for table in cluster.models:
