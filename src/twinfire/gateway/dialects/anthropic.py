@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from twinfire.gateway.dialects.anthropic_chat import CHAT_NAMES, chat_request
+from twinfire.gateway.dialects.anthropic_chat import CHAT_NAMES, CHAT_PARTS, chat_request
 from twinfire.gateway.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
 from twinfire.gateway.dialects.anthropic_shapes import TokenCount
 from twinfire.gateway.dialects.anthropic_stream import MessageWriter, whole_message
@@ -54,4 +54,4 @@ class Messages:
             chat.max_completion_tokens = None
             return await prepare_chat(self._gateway, exchange, chat, id_prefix="msg_")
         except InvalidRequest as error:
-            raise renamed(error, CHAT_NAMES) from None
+            raise renamed(error, CHAT_NAMES, CHAT_PARTS) from None

@@ -17,6 +17,7 @@ from twinfire.gateway.dialects.anthropic_requests import (
 from twinfire.gateway.dialects.requests import ChatRequest, Message
 from twinfire.protocol.errors import InvalidRequest
 
+CHAT_PARTS = {".function.parameters": ".input_schema", ".function.": "."}
 CHAT_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",

@@ -59,7 +59,7 @@ class Embeddings:
         try:
             prompts = await self._prompts(request, model)
         except InvalidRequest as error:
-            raise renamed(error, _NAMES) from None
+            raise renamed(error, _NAMES, {}) from None
         job = GenerationJob(
             prompts=prompts,
             sampling=[SamplingParams(max_tokens=0, seed=0, pooling=pooling)] * len(prompts),

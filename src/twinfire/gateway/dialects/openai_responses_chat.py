@@ -35,6 +35,7 @@ _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
 _MAX_TOOL_NAME_CHARS = 256
 
+_CHAT_PARTS = {".function.": "."}
 _CHAT_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -95,7 +96,7 @@ def chat_request(request: ResponsesRequest, messages: list[Message]) -> ChatRequ
 
 def in_words_of_responses(error: InvalidRequest) -> InvalidRequest:
     """Return a fault of the chat completion with the names that this dialect's fields have."""
-    return renamed(error, _CHAT_NAMES)
+    return renamed(error, _CHAT_NAMES, _CHAT_PARTS)
 
 
 def _tools_and_choice(
@@ -146,13 +147,16 @@ def _chosen(
             "tool_choice",
             "unsupported",
         )
-    allowed = {tool.name for tool in choice.tools or ()}
-    if not allowed or not allowed <= names:
+    allowed = [tool.name for tool in choice.tools or ()]
+    if not allowed or not set(allowed) <= names:
         raise InvalidRequest(
             "`tool_choice.tools` must hold at least one tool, and none that is not in `tools`.",
             "tool_choice",
         )
-    return [tool for tool in tools if tool.name in allowed], choice.mode or "auto"
+    # The prompt keeps all tools, so that it stays the one that is cached.
+    functions = [{"type": "function", "function": {"name": name}} for name in allowed]
+    named = {"mode": choice.mode or "auto", "tools": functions}
+    return tools, {"type": "allowed_tools", "allowed_tools": named}
 
 
 def _function(tool: ResponsesTool) -> dict[str, object]:
