@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from twinfire.accounts.database import Database, open_database
+from twinfire.accounts.database import Database
 from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.batches.batches import Batches
-from twinfire.gateway.batches.private_file import private_database_file
 from twinfire.gateway.cluster_control import ClusterControl
 from twinfire.gateway.dialects.anthropic import Messages
 from twinfire.gateway.dialects.anthropic_shapes import speak_anthropic
@@ -33,7 +32,7 @@ from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.metrics import Metrics
-from twinfire.gateway.response_store.sql_store import SqlResponseStore, memory_database
+from twinfire.gateway.response_store.sql_store import SqlResponseStore
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
 
@@ -64,9 +63,10 @@ def create_app_of_models(
     InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
     gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
-    database = open_database(settings.database or private_database_file())
-    routes = _routes(gateway, database)
-    batches = Batches(gateway.models, database, BatchAnswers(gateway), lambda: gateway.num_served)
+    routes = _routes(gateway, gateway.database)
+    batches = Batches(
+        gateway.models, gateway.database, BatchAnswers(gateway), lambda: gateway.num_served
+    )
     gateway.add_background(batches.start, batches.stop)
     routes += workers_ai_routes(gateway, batches, routes)
     routes += _cluster_routes(gateway, cluster) if cluster else ()

@@ -11,11 +11,12 @@ from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.settings import GatewaySettings
 
 
-def detached_exchange(settings: GatewaySettings, headers: Mapping[str, str]) -> Exchange:
+def detached_exchange(settings: GatewaySettings, path: str, headers: Mapping[str, str]) -> Exchange:
     """Return an exchange whose client never leaves and never hears anything."""
     scope = {
         "type": "http",
         "method": "POST",
+        "path": path,
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
     }
     return Exchange(scope, _never, _refuse, settings)

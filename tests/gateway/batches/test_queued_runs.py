@@ -13,6 +13,10 @@ import pytest
 from support.gateway_server import ALIAS, MODEL, RunningGateway, running_gateway
 from support.raw_http import Answer, open_post, request
 from support.scripted_backend import ScriptedBackend, say
+from twinfire.accounts.account_store import AccountStore
+from twinfire.accounts.database import open_database
+from twinfire.accounts.limits import NO_LIMITS, Limits
+from twinfire.accounts.usage_store import UsageFilter, UsageStore
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import WorkerLost
 
@@ -222,3 +226,61 @@ def test_a_stop_puts_back_what_runs_at_once(database: str) -> None:
         wait_until(lambda: gateway.backend.num_running == 1)
         gateway.stop()
         asyncio.run_coroutine_threadsafe(gateway.backend.idle.wait(), gateway.loop).result(10)
+
+
+def test_a_batch_belongs_to_its_account_and_is_billed_once(database: str) -> None:
+    opened = open_database(database)
+    accounts, ledger = AccountStore(opened), UsageStore(opened)
+    tokens = {}
+    for name in ("ann", "bob"):
+        accounts.create(name, NO_LIMITS)
+        tokens[name] = {"authorization": "Bearer " + accounts.create_token(name)[0]}
+    path = f"/ai/run/{MODEL}?queueRequest=true"
+
+    def ask(gateway: RunningGateway, name: str, body: dict[str, object]) -> Answer:
+        return request(gateway.server.address, "POST", path, body, tokens[name])
+
+    with running_gateway(GatewaySettings(database=database)) as gateway:
+        backend = gateway.backend
+        backend.script, backend.holds_after = say("text"), 1
+        ticket = result(ask(gateway, "ann", {"requests": [CHAT] * 20}))
+        batch: dict[str, object] = {"request_id": ticket["request_id"]}
+        wait_until(lambda: backend.num_running == 20)
+        # Four are put back while bob waits, and computed again.
+        bobs = open_post(
+            gateway.server.address, "/v1/completions", {"prompt": "x"}, list(tokens["bob"].items())
+        )
+        wait_until(lambda: backend.num_running == 16 + 1)
+        assert ask(gateway, "bob", batch).status == 400
+        assert ask(gateway, "bob", {**batch, "cancel": True}).status == 400
+        gateway.loop.call_soon_threadsafe(backend.released.set)
+        wait_until(lambda: "responses" in result(ask(gateway, "ann", batch)))
+        assert len(result(ask(gateway, "ann", batch))["responses"]) == 20
+        bobs.close()
+        records = [one for _, one in ledger.page(UsageFilter(), 1000)]
+    anns = [one for one in records if one.account_id == accounts.find("ann").id]
+    assert len(anns) == 20
+    assert {one.outcome for one in anns} == {"finished"}
+    assert {one.request_id for one in anns} == {f"{batch['request_id']}-{n}" for n in range(20)}
+    opened.close()
+
+
+def test_a_rate_that_is_used_up_is_waited_for(database: str) -> None:
+    opened = open_database(database)
+    accounts = AccountStore(opened)
+    accounts.create("ann", Limits(requests_per_minute=1))
+    token = {"authorization": "Bearer " + accounts.create_token("ann")[0]}
+    path = f"/ai/run/{MODEL}?queueRequest=true"
+    with running_gateway(GatewaySettings(database=database)) as gateway:
+        body: dict[str, object] = {"requests": [CHAT] * 2}
+        ticket = result(request(gateway.server.address, "POST", path, body, token))
+        poll_body: dict[str, object] = {"request_id": ticket["request_id"]}
+
+        def state() -> dict[str, Any]:
+            return result(request(gateway.server.address, "POST", path, poll_body, token))
+
+        wait_until(lambda: state()["num_finished"] == 1)
+        time.sleep(0.5)
+        assert (state()["status"], state()["num_finished"]) == ("running", 1)
+        assert len(gateway.backend.submitted) == 1
+    opened.close()

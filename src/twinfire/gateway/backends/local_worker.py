@@ -20,7 +20,7 @@ from twinfire.gateway.backends.generation import LinkGeneration
 from twinfire.gateway.backends.request_context import NO_CONTEXT, RequestContext
 from twinfire.gateway.backends.worker_child import RestartDelays, end_worker, start_worker
 from twinfire.gateway.backends.worker_link import State, WorkerLink
-from twinfire.protocol.errors import WorkerLost
+from twinfire.protocol.errors import Overloaded, WorkerLost
 from twinfire.protocol.messages import Failed, Load, Loading, Ready, WorkerInfo
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.worker_config import WorkerConfig
@@ -64,6 +64,8 @@ class LocalWorker:
         self._supervisor: asyncio.Task[None] | None = None
         self._state: State = Loading("starting")
         self._was_ready = False
+        self._num_waiting = 0
+        """Requests without blocks, as the worker reported last."""
         self._stopping = False
         self.settled = asyncio.Event()
         """Set once the worker has been ready or has failed for good."""
@@ -101,10 +103,24 @@ class LocalWorker:
         cache_salt: str = "",
         context: RequestContext = NO_CONTEXT,
     ) -> LinkGeneration:
-        """Send a request; WorkerLost when no worker is ready. Of `context`, the deadline counts."""
+        """Send a request; WorkerLost when no worker is ready.
+
+        Overloaded when it would have to wait and the context says that it must not.
+        """
         if self._link is None or self._link.worker_info is None:
             raise WorkerLost(self.unready_reason or "no worker is ready")
+        if context.reject_if_busy and self._is_busy(self._link, self._link.worker_info):
+            raise Overloaded("the worker is busy")
         return self._link.submit(prompt, sampling, priority, cache_salt, context)
+
+    def _is_busy(self, link: WorkerLink, worker: WorkerInfo) -> bool:
+        """Whether one more request would wait. An idle worker's last report may be an old one."""
+        is_waited_for = self._num_waiting > 0 and link.num_in_flight > 0
+        return is_waited_for or link.num_in_flight >= worker.max_num_seqs
+
+    def _observe_load(self, load: Load) -> None:
+        self._num_waiting = load.waiting
+        self._on_load(load)
 
     def report_load_to(self, on_load: Callable[[Load], None]) -> None:
         """Call `on_load` with the load after each engine step, from now on."""
@@ -186,7 +202,7 @@ class LocalWorker:
         return WorkerLink(
             self._gateway_id,
             on_state=self._set_state,
-            on_load=lambda load: self._on_load(load),
+            on_load=self._observe_load,
             on_closed=self._link_closed.set,
         )
 

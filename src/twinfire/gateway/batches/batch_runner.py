@@ -24,6 +24,8 @@ from twinfire.protocol.errors import Overloaded, TwinfireError, WorkerLost
 _LOOK_S = 0.1
 """Between two looks at how much room there is, while requests run or wait."""
 _SWEEP_S = 60.0
+_MAX_WAIT_S = 30.0
+"""Of a request that was refused, before it is looked at again."""
 _RENEWALS_PER_LEASE = 3
 
 log = logging.getLogger(__name__)
@@ -156,8 +158,10 @@ class BatchRunner:
     async def _run(self, request: ClaimedRequest) -> None:
         try:
             outcome = await self._answerer.answer(request)
-        except (asyncio.CancelledError, Overloaded):
+        except asyncio.CancelledError:
             await self._release(request, failed=False)
+        except Overloaded as error:
+            await self._release(request, failed=False, wait_s=min(error.retry_after_s, _MAX_WAIT_S))
         except (WorkerLost, GenerationFailed) as error:
             await self._failed(request, error)
         except Exception as error:
@@ -179,9 +183,9 @@ class BatchRunner:
             # Its lease runs out, and it is computed again.
             log.warning("a queued request's result could not be kept: %s", error)
 
-    async def _release(self, request: ClaimedRequest, *, failed: bool) -> None:
+    async def _release(self, request: ClaimedRequest, *, failed: bool, wait_s: float = 0.0) -> None:
         try:
-            await asyncio.to_thread(self._store.release, request, failed=failed)
+            await asyncio.to_thread(self._store.release, request, failed=failed, wait_s=wait_s)
         except TwinfireError as error:
             log.warning("a queued request could not be put back: %s", error)
 

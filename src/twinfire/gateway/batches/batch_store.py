@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection, RowMapping, text
 
-from twinfire.accounts.database import Database, Migration
+from twinfire.accounts.database import Database
 from twinfire.gateway.batches.batch import (
     BatchLimits,
     BatchState,
@@ -21,30 +21,8 @@ from twinfire.gateway.batches.batch import (
     NewBatch,
     RequestOutcome,
 )
+from twinfire.gateway.batches.batch_tables import MIGRATIONS
 from twinfire.protocol.errors import Overloaded
-
-MIGRATIONS = (
-    Migration(
-        "batches",
-        1,
-        (
-            "CREATE TABLE batches ("
-            "batch_id TEXT PRIMARY KEY, account_id TEXT NOT NULL, model TEXT NOT NULL, "
-            "num_requests INTEGER NOT NULL, num_finished INTEGER NOT NULL, "
-            "created_s DOUBLE PRECISION NOT NULL, expires_s DOUBLE PRECISION NOT NULL, "
-            "ended_s DOUBLE PRECISION, cancelled INTEGER NOT NULL)",
-            "CREATE INDEX batches_open ON batches (ended_s, created_s)",
-            "CREATE TABLE batch_requests ("
-            "batch_id TEXT NOT NULL REFERENCES batches ON DELETE CASCADE, "
-            "number INTEGER NOT NULL, body TEXT NOT NULL, reference TEXT, "
-            "owner TEXT, leased_until_s DOUBLE PRECISION NOT NULL, num_attempts INTEGER NOT NULL, "
-            "is_success INTEGER, result TEXT, num_prompt_tokens INTEGER, "
-            "num_cached_tokens INTEGER, num_output_tokens INTEGER, "
-            "PRIMARY KEY (batch_id, number))",
-            "CREATE INDEX batch_requests_open ON batch_requests (is_success, leased_until_s)",
-        ),
-    ),
-)
 
 
 class BatchStore:
@@ -224,12 +202,15 @@ class BatchStore:
                     self._lease(connection, batch_id, number, now_s)
         return unwanted
 
-    def release(self, request: ClaimedRequest, *, failed: bool) -> None:
-        """Leave a request to whoever has room for it; `failed` counts as an attempt."""
+    def release(self, request: ClaimedRequest, *, failed: bool, wait_s: float = 0.0) -> None:
+        """Leave a request to whoever has room for it, after `wait_s`.
+
+        `failed` counts as an attempt.
+        """
         with self._database.write() as connection:
             connection.execute(
                 text(
-                    "UPDATE batch_requests SET leased_until_s = 0, "
+                    "UPDATE batch_requests SET leased_until_s = :until, "
                     "num_attempts = num_attempts + :failed "
                     "WHERE batch_id = :id AND number = :number AND owner = :owner"
                 ),
@@ -238,6 +219,7 @@ class BatchStore:
                     "number": request.number,
                     "owner": self._owner,
                     "failed": int(failed),
+                    "until": self._clock() + wait_s if wait_s > 0 else 0.0,
                 },
             )
 

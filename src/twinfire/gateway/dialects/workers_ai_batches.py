@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from twinfire.gateway.accounting.identity import (
+    OPEN_IDENTITY,
+    OPERATOR_IDENTITY,
+    Identity,
+)
 from twinfire.gateway.batches.batch import (
     BatchLimits,
     BatchState,
@@ -189,14 +195,21 @@ class BatchAnswers:
             "rejectIfBusy": Raw(b"true"),
         }
         fields.pop("options", None)
-        exchange = detached_exchange(self._gateway.settings, _headers(request))
+        exchange = detached_exchange(
+            self._gateway.settings, f"/ai/run/{request.model}", _headers(request)
+        )
+        # Whatever has no result is put back or given up, and nobody pays for it.
+        exchange.abort(Overloaded("the queued request was put back"))
         try:
+            exchange.identity = await self._identity(request.account_id)
             job = await prepare_run(self._gateway, exchange, self._decoder, fields, request.model)
             answer = await collect_chat(exchange, job)
         except _TRY_AGAIN:
             raise
         except HttpError as error:
-            if error.status in (429, 503):
+            if error.status == 429:
+                raise Overloaded(error.message, _retry_after_s(error)) from None
+            if error.status == 503:
                 raise WorkerLost(error.message) from None
             return self.failure(request, error)
         except TwinfireError as error:
@@ -211,6 +224,16 @@ class BatchAnswers:
             num_output_tokens=used.completion_tokens,
         )
 
+    async def _identity(self, account_id: str) -> Identity:
+        for known in (OPEN_IDENTITY, OPERATOR_IDENTITY):
+            if account_id == known.account.id:
+                return known
+        accounts = await self._gateway.accounting.accounts()
+        account = await asyncio.to_thread(accounts.find, account_id)
+        if account.disabled:
+            raise HttpError(403, "The account is disabled.", code="account_disabled")
+        return Identity(account)
+
     def failure(self, request: ClaimedRequest, error: Exception) -> RequestOutcome:
         """Return the outcome of a request that is given up."""
         told = workers_ai_error(fault_of(error), _request_id(request))
@@ -219,13 +242,16 @@ class BatchAnswers:
 
 def account_id_of(exchange: Exchange) -> str:
     """Return whose batches a client sees."""
-    del exchange
-    return "open"
+    return exchange.account.id
 
 
 def _headers(request: ClaimedRequest) -> Mapping[str, str]:
     # Requests of a batch often begin alike, so they go where its cache is.
     return {"x-request-id": _request_id(request), "x-session-affinity": request.batch_id}
+
+
+def _retry_after_s(error: HttpError) -> float:
+    return float(dict(error.headers).get("retry-after", "1"))
 
 
 def _request_id(request: ClaimedRequest) -> str:

@@ -45,6 +45,7 @@ TIMEOUT = ErrorKind(3007, 408, "Request timeout: ")
 ABORTED = ErrorKind(3008, 408, "Request was aborted: ")
 TOO_LARGE = ErrorKind(3006, 413, "Request is too large: ")
 BUDGET_SPENT = ErrorKind(3036, 429, "The account's allocation is used up: ")
+RATE_LIMITED = ErrorKind(3040, 429, "Rate limit reached: ")
 OUT_OF_CAPACITY = ErrorKind(3040, 429, CAPACITY_MESSAGE + " ")
 NOT_AUTHENTICATED = ErrorKind(10000, 401, "Authentication error: ", is_of_model=False)
 NO_ROUTE = ErrorKind(7003, 404, "", is_of_model=False)
@@ -57,14 +58,15 @@ _OF_CODE = {
     "account_disabled": ACCOUNT_BLOCKED,
     "batch_not_found": BAD_INPUT,
     "body_missing": INCOMPLETE,
-    "budget_exceeded": BUDGET_SPENT,
+    "budget_exhausted": BUDGET_SPENT,
     "forced_tool_too_short": FORCED_TOOL_TOO_SHORT,
-    "insufficient_quota": BUDGET_SPENT,
     "lora_unsupported": NO_LORA,
     "model_id_invalid": INVALID_MODEL_ID,
     "model_not_allowed": MODEL_FORBIDDEN,
     "model_not_found": NO_SUCH_MODEL,
+    "rate_limit_exceeded": RATE_LIMITED,
     "unsupported_schema": NO_SCHEMA,
+    "wrong_account": MODEL_FORBIDDEN,
 }
 _OF_PARAM = {"tool_choice": INVALID_INPUT, "tools": INVALID_INPUT}
 """By the field's first name, for faults of status 400."""

@@ -1,6 +1,6 @@
 """The paths of Workers AI, each with and without the prefix that names an account.
 
-The token alone says whose a request is: the account in the path is not looked at.
+What stands for the account is checked against the token's (`Endpoint`), and means nothing else.
 """
 
 from __future__ import annotations
