@@ -131,6 +131,20 @@ def test_bound_beyond_the_window_is_the_window(gateway: RunningGateway, claude: 
         claude.messages.create(**{**ASK, "messages": [{"role": "user", "content": "x" * 600}]})
 
 
+def test_every_field_of_the_published_shape_is_there(gateway: RunningGateway) -> None:
+    message = request(gateway.server.address, "POST", PATH, ASK).json()
+    assert set(message) >= {
+        *("id", "type", "role", "model", "content", "stop_reason", "stop_sequence"),
+        *("stop_details", "container", "usage"),
+    }
+    usage = message["usage"]
+    assert isinstance(usage, dict)
+    assert set(usage) >= {
+        *("input_tokens", "output_tokens", "cache_read_input_tokens", "service_tier"),
+        *("cache_creation_input_tokens", "cache_creation", "inference_geo", "server_tool_use"),
+    }
+
+
 def test_blocks_become_one_conversation(gateway: RunningGateway, claude: Anthropic) -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
     messages = [

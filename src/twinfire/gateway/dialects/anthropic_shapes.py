@@ -1,4 +1,7 @@
-"""What `/v1/messages` answers, faults included."""
+"""What `/v1/messages` answers, faults included.
+
+Every field of the published shape is always there, null where it has no value.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,17 @@ class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     signature: str
 
 
+class DirectCaller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+    """The model itself; programs that call tools are not run here."""
+
+
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     """A tool that the model uses."""
 
     id: str
     name: str
     input: dict[str, JsonValue]
+    caller: DirectCaller = DirectCaller()
 
 
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -72,6 +80,10 @@ class AnthropicUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     cache_creation_input_tokens: int = 0
+    cache_creation: None = None
+    inference_geo: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
 
 
 class MessageAnswer(msgspec.Struct, kw_only=True):
@@ -84,6 +96,8 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     content: list[AnswerBlock] = []
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
     usage: AnthropicUsage
 
 

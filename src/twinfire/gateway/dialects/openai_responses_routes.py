@@ -21,6 +21,7 @@ def responses_handlers(gateway: Gateway, store: ResponseStore) -> list[tuple[str
     return [
         (PATH, "POST", create),
         (PATH + "/input_tokens", "POST", create.count_tokens),
+        (PATH + "/compact", "POST", stored.compact),
         (one, "GET", stored.retrieve),
         (one, "DELETE", stored.delete),
         (one + "/cancel", "POST", stored.cancel),

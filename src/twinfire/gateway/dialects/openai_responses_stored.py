@@ -14,6 +14,7 @@ from twinfire.gateway.dialects.openai_responses_items import (
     ResponseObject,
     ResponsesError,
 )
+from twinfire.gateway.errors import HttpError
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.response_store.stored_response import ResponseStore, StoredResponse
 from twinfire.protocol.errors import InvalidRequest
@@ -77,6 +78,12 @@ class StoredResponses:
             has_more=len(items) > limit,
         )
         await exchange.answer(msgspec.json.encode(answer))
+
+    async def compact(self, exchange: Exchange) -> None:
+        """`POST /v1/responses/compact`: a path that would else be taken for a response's."""
+        raise HttpError(
+            404, "Compaction is not offered here; see `truncation`.", code="unsupported"
+        )
 
     async def _find(self, exchange: Exchange) -> StoredResponse:
         response_id = exchange.path_params["response_id"]
