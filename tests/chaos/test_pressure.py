@@ -12,14 +12,11 @@ slow = pytest.mark.slow
 TRANSPORTS = ["tcp", pytest.param("unix", marks=slow), pytest.param("nixl", marks=slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("point", "delay_s"),
-    [
-        ("sender.chunk_ready", 0.05),
-        pytest.param("receiver.reading", 0.1, marks=slow),
-        pytest.param("decode.step", 0.05, marks=slow),
-    ],
+    [("sender.chunk_ready", 0.05), ("receiver.reading", 0.1), ("decode.step", 0.05)],
 )
 def test_a_slow_worker_takes_longer_and_no_more(
     run_cell: Callable[..., None], transport: Transport, point: str, delay_s: float
@@ -27,6 +24,7 @@ def test_a_slow_worker_takes_longer_and_no_more(
     run_cell(transport, lambda cell: cell.slow_worker(point, delay_s))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_full_decode_worker_serves_one_after_the_other(
     run_cell: Callable[..., None], transport: Transport
