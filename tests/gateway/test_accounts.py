@@ -330,11 +330,11 @@ def test_usage_is_ones_own(world: World) -> None:
     assert world.get(first, "/usage?account=b").status == 400
     assert len(world.get(admin, "/usage").json()["data"]) == 3
     assert len(world.get(admin, "/usage?account=b").json()["data"]) == 1
-    grouped = world.get(admin, "/usage?group_by=account,model&from=2020-01-01").json()["data"]
-    assert [(one["account"], one["model"], one["requests"]) for one in grouped] == [
+    grouped = world.get(admin, "/usage?group_by=account,model&from=2020-01-01").json()["groups"]
+    assert sorted((one["account"], one["model"], one["requests"]) for one in grouped) == [
         ("a", MODEL, 2),
         ("b", MODEL, 1),
-    ] or {one["account"] for one in grouped} == {"a", "b"}
+    ]
     page = world.get(admin, "/usage?limit=2").json()
     rest = world.get(admin, f"/usage?limit=2&cursor={page['next_cursor']}").json()
     assert (len(page["data"]), len(rest["data"]), rest["has_more"]) == (2, 1, False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -41,6 +42,7 @@ from twinfire.gateway.dialects.responses import (
     TokenizeResponse,
     VersionResponse,
 )
+from twinfire.gateway.dialects.usage_api import USAGE_PARAMETERS, UsageAnswer
 from twinfire.gateway.dialects.workers_ai_errors import WorkersAiFailure
 from twinfire.gateway.dialects.workers_ai_models import CatalogueAnswer
 from twinfire.gateway.dialects.workers_ai_requests import RunEnvelope, RunRequest
@@ -79,6 +81,8 @@ class Operation:
     guarded: bool = False
     errors: tuple[str, ...] = ()
     fault: type[msgspec.Struct] = ErrorBody
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Optional parameters of the URL, each with what it is."""
 
 
 _STORED_ERRORS = ("400", "401", "404", "413", "415", "500", "503")
@@ -206,6 +210,15 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus metrics", None),
     Operation(
         "get",
+        "/usage",
+        "What was used, by request or summed up",
+        UsageAnswer,
+        guarded=True,
+        errors=("400", "401", "403", "503"),
+        query=USAGE_PARAMETERS,
+    ),
+    Operation(
+        "get",
         "/cluster/status",
         "Describe the workers (on this host, of `twinfire up`)",
         ClusterStatus,
@@ -305,11 +318,16 @@ def _describe(operation: Operation) -> dict[str, object]:
     if operation.request is not None:
         described["requestBody"] = {"required": True, "content": _json(operation.request)}
     names = re.findall(r"{(\w+)}", operation.path)
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    parameters: list[dict[str, object]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    parameters += [
+        {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+        for name, text in operation.query.items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.guarded:
         # The empty alternative: a server without keys asks for none.
         described["security"] = [{"key": []}, {}]

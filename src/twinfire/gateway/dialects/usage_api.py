@@ -29,7 +29,16 @@ _CSV_PAGE = 5000
 _GROUPS = ("day", "model", "account")
 _OUTCOMES = ("finished", "failed", "cancelled")
 _FORMULA = re.compile(r"[=+\-\t\r]|@.*\(")
-_KNOWN = frozenset(("account", "model", "from", "to", "outcome", "group_by", "limit", "cursor"))
+USAGE_PARAMETERS = {
+    "account": "Name or id; an administrator's alone may be another's.",
+    "model": "As clients called it.",
+    "from": "First day of UTC, ISO 8601 time or Unix seconds.",
+    "to": "The same, excluded.",
+    "outcome": "finished, failed or cancelled.",
+    "group_by": "day, model and account, joined by commas; empty for records.",
+    "limit": "Records on a page, 1 to 1000.",
+    "cursor": "The last page's `next_cursor`.",
+}
 
 
 class UsageEntry(msgspec.Struct, kw_only=True):
@@ -78,10 +87,11 @@ class UsageGroup(msgspec.Struct, kw_only=True):
 
 
 class UsageAnswer(msgspec.Struct, kw_only=True):
-    """Answer of `/usage`. `data` has groups where `group_by` was asked for, else records."""
+    """Answer of `/usage`: `groups` where `group_by` was asked for, else records in `data`."""
 
     object: Literal["list"] = "list"
-    data: list[UsageEntry] | list[UsageGroup]
+    data: list[UsageEntry] = []
+    groups: list[UsageGroup] = []
     totals: list[UsageGroup]
     """Of everything that matches, one per currency."""
     has_more: bool = False
@@ -125,7 +135,7 @@ class _Query:
     def __init__(self, exchange: Exchange, names: dict[str, str]) -> None:
         fields = dict(exchange.query)
         for name in fields:
-            if name not in _KNOWN:
+            if name not in USAGE_PARAMETERS:
                 raise InvalidRequest(f"`{name[:80]}` is no parameter of /usage.", name[:80])
         outcome = fields.get("outcome")
         if outcome is not None and outcome not in _OUTCOMES:
@@ -192,10 +202,10 @@ def _number(name: str, text: str | None, default: int, least: int, most: int) ->
 
 
 def _answer(store: UsageStore, query: _Query, names: dict[str, str]) -> bytes:
-    totals = [_group(one, names) for one in store.sums(query.which)]
+    totals = [usage_group(one, names) for one in store.sums(query.which)]
     if query.groups:
-        groups = [_group(one, names) for one in store.sums(query.which, query.groups)]
-        return msgspec.json.encode(UsageAnswer(data=groups, totals=totals))
+        groups = [usage_group(one, names) for one in store.sums(query.which, query.groups)]
+        return msgspec.json.encode(UsageAnswer(groups=groups, totals=totals))
     page = store.page(query.which, query.limit + 1, query.before)
     shown = page[: query.limit]
     has_more = len(page) > len(shown)
@@ -215,7 +225,7 @@ def _table(store: UsageStore, query: _Query, names: dict[str, str]) -> bytes:
     if query.groups:
         writer.writerow(UsageGroup.__struct_fields__)
         for one in store.sums(query.which, query.groups):
-            writer.writerow(_cells(_group(one, names)))
+            writer.writerow(_cells(usage_group(one, names)))
         return out.getvalue().encode()
     writer.writerow(UsageEntry.__struct_fields__)
     before, num_written = query.before, 0
@@ -267,7 +277,8 @@ def _entry(record: UsageRecord, names: dict[str, str]) -> UsageEntry:
     )
 
 
-def _group(one: UsageSum, names: dict[str, str]) -> UsageGroup:
+def usage_group(one: UsageSum, names: dict[str, str]) -> UsageGroup:
+    """Return a sum as it is shown; `names` are those of the accounts by their ids."""
     return UsageGroup(
         day=one.day,
         model=one.model,
