@@ -22,6 +22,7 @@ ROOMS = [
     "transfer",
     "worker",
     "training",
+    "accounts",
     "gateway",
     "cluster",
     "bench",

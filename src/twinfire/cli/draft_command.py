@@ -63,8 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def train_head(args: argparse.Namespace) -> int:
     """Run every stage that is not done; InvalidRequest or ModelError say what is wrong."""
     try:
-        import safetensors.torch  # noqa: F401
-        import torch
+        from twinfire.training.draft_run import DraftRun, RunSettings, use_threads
     except ImportError:
         raise InvalidRequest(
             "training needs torch: pip install 'twinfire[train]'", "draft train"
@@ -74,12 +73,11 @@ def train_head(args: argparse.Namespace) -> int:
     from twinfire.artifacts.checkpoint import open_checkpoint
     from twinfire.training.acceptance import acceptance_table
     from twinfire.training.acceptance_plot import plot_acceptance
-    from twinfire.training.draft_run import DraftRun, RunSettings
     from twinfire.training.draft_trainer import TrainSettings
     from twinfire.training.sample import SampleFile
 
     deadline_s = None if args.minutes is None else time.monotonic() + 60 * args.minutes
-    torch.set_num_threads(args.threads)
+    use_threads(args.threads)
     with pull_progress(args.model) as report:
         path = resolve_model(args.model, on_progress=report).path
     checkpoint = open_checkpoint(path)

@@ -58,6 +58,11 @@ class RunReport:
     after: dict[str, AcceptanceCurve]
 
 
+def use_threads(count: int) -> None:
+    """Let torch compute on `count` threads in this process."""
+    torch.set_num_threads(count)
+
+
 def feature_layers_of(num_layers: int) -> tuple[int, int, int]:
     """Return the layers that EAGLE-3 reads, as numbers of layers passed: low, middle, high."""
     if num_layers < 4:
