@@ -28,6 +28,7 @@ decode = {{ count = 1, threads = 1, kv_cache_memory = 1_000_000 }}
 """
 
 
+@pytest.mark.slow
 def test_nixl_moves_prompts_and_a_killed_worker_comes_back(
     tmp_path: Path, tiny_model: Path, reference_url: str
 ) -> None:
