@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from support.byte_tokenizer import BOS_ID, ByteTokenizer
 from support.gateway_server import MODEL, RunningGateway, running_gateway, tiny_config
 from support.raw_http import Answer, request
 from support.scripted_backend import ScriptedBackend, say
+from twinfire.accounts.prices import ModelPrice, PriceTable
 from twinfire.gateway.dialects.stream_padding import MAX_PADDING_CHARS, StreamPadding
 from twinfire.gateway.served_model import TextSide
 from twinfire.gateway.settings import GatewaySettings
@@ -376,6 +378,22 @@ def test_a_stream_that_fails_ends_with_an_error_that_is_json(
     assert fault["errors"][0]["code"] == 7009
     assert fault["error"]["message"] == "the worker died"
     assert not any("usage" in event for event in events if isinstance(event, dict))
+
+
+def test_the_catalogue_tells_prices() -> None:
+    price = ModelPrice(input=Decimal("0.95"), cached_input=Decimal("0.19"), output=Decimal(4))
+    settings = GatewaySettings(aliases=NAMES, prices=PriceTable(prices={KIMI: price}))
+    with running_gateway(settings) as gateway:
+        found: Any = request(
+            gateway.server.address, "GET", "/ai/models/search?search=kimi-k"
+        ).json()
+    [model] = found["result"]
+    values = {one["property_id"]: one["value"] for one in model["properties"]}
+    assert {(one["unit"], one["price"], one["currency"]) for one in values["price"]} == {
+        ("per M input tokens", 0.95, "USD"),
+        ("per M cached input tokens", 0.19, "USD"),
+        ("per M output tokens", 4.0, "USD"),
+    }
 
 
 def test_search_of_the_catalogue(gateway: RunningGateway) -> None:

@@ -131,6 +131,7 @@ def _gateway_settings(options: ServeOptions) -> GatewaySettings:
     access = options.access
     return GatewaySettings(
         aliases=options.aliases,
+        workers_ai_streams=options.workers_ai_streams,
         api_keys=options.api_keys,
         access=access.mode(options.host),
         prices=read_price_file(access.prices) if access.prices else PriceTable(),

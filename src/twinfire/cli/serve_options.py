@@ -11,6 +11,7 @@ from twinfire.artifacts.env import Env
 from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.gateway.settings import WorkersAiStreams
 from twinfire.gateway.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
 from twinfire.protocol.worker_config import (
     Backend,
@@ -40,6 +41,7 @@ class ServeOptions:
     port: int
     served_model_names: tuple[str, ...]
     aliases: dict[str, str]
+    workers_ai_streams: WorkersAiStreams
     parsers: ParserChoice
     max_model_len: int | None
     max_num_seqs: int
@@ -90,6 +92,12 @@ def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
         help="public name of the model, repeatable (default: the alias or the folder's name)",
     )
     add_alias_argument(group)
+    group.add_argument(
+        "--workers-ai-streams",
+        choices=["auto", "native", "openai"],
+        default="auto",
+        help="how streams of /ai/run look; auto goes by the model's name (%(default)s)",
+    )
     group.add_argument(
         "--api-key",
         action="append",
@@ -220,6 +228,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         port=args.port,
         served_model_names=tuple(args.served_model_name),
         aliases=parse_aliases(args.alias),
+        workers_ai_streams=args.workers_ai_streams,
         parsers=ParserChoice(args.tool_parser, args.reasoning_parser),
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,

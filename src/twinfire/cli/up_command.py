@@ -240,6 +240,7 @@ def _gateway_settings(cluster: ClusterFile, said: AccessOptions) -> GatewaySetti
         admin_key = load_key(gateway.admin_key_file, "the administrator's key")
     return GatewaySettings(
         aliases=gateway.aliases,
+        workers_ai_streams=gateway.workers_ai_streams,
         api_keys=gateway.api_keys,
         access=access.mode(gateway.host),
         prices=prices,

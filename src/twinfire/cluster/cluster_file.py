@@ -30,6 +30,7 @@ from twinfire.accounts.prices import ModelPrice, price_table
 from twinfire.gateway.external.external_table import ExternalTable, check_external_table
 from twinfire.gateway.routing.route import PdPolicy
 from twinfire.gateway.routing.routing_settings import RoutingSettings
+from twinfire.gateway.settings import WorkersAiStreams
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Role
 from twinfire.protocol.worker_config import (
@@ -57,6 +58,8 @@ class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
     """More names of models (table `[gateway.aliases]`), each with the model's own."""
+    workers_ai_streams: WorkersAiStreams = "auto"
+    """How streams of `/ai/run` look; `auto` goes by the model's name."""
     admin_key_file: str | None = None
     """The key that opens `/cluster/` to every host; None leaves it to this one."""
     max_gateway_wait_s: float = 600.0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from twinfire.accounts.prices import PriceTable
 from twinfire.gateway.dialects.json_body import JsonValue
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
@@ -104,13 +105,20 @@ class ModelSearch:
         await exchange.answer(msgspec.json.encode(CatalogueAnswer(shown, info)))
 
     def _models(self) -> Iterator[CatalogueModel]:
+        prices = self._gateway.settings.prices
         for name, hosted in self._gateway.models.by_name.items():
-            yield _described(name, hosted)
+            yield _described(name, hosted, prices)
 
 
-def _described(name: str, hosted: HostedModel) -> CatalogueModel:
+def _described(name: str, hosted: HostedModel, prices: PriceTable) -> CatalogueModel:
     worker = hosted.backend.worker_info
-    properties = []
+    properties = [
+        CatalogueProperty("async_queue", "true"),
+        CatalogueProperty("function_calling", "true"),
+    ]
+    price = prices.catalogue(name, *hosted.model.names)
+    if price:
+        properties.append(CatalogueProperty("price", price))
     if worker is not None:
         # What is enforced, not what the model could do elsewhere.
         properties.append(CatalogueProperty("context_window", str(worker.max_model_len)))
