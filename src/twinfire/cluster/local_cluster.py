@@ -127,6 +127,9 @@ def _describe(pools: ModelPools, member: PoolMember) -> WorkerStatus:
         kv_blocks_held=load.kv_blocks_held if load else 0,
         kv_blocks_total=info.num_kv_blocks,
         restarts=slot.num_restarts if slot else 0,
+        block_size=info.block_size,
+        prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
+        decode_step_s=load.decode_step_s if load else 0.0,
     )
 
 

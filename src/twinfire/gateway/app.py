@@ -14,6 +14,7 @@ from twinfire.accounts.database import Database
 from twinfire.gateway.backends.backend import Backend
 from twinfire.gateway.batches.batches import Batches
 from twinfire.gateway.cluster_control import ClusterControl
+from twinfire.gateway.dashboard.routes import dashboard_routes
 from twinfire.gateway.dialects.anthropic import Messages
 from twinfire.gateway.dialects.anthropic_shapes import speak_anthropic
 from twinfire.gateway.dialects.chat import ChatCompletions
@@ -70,6 +71,7 @@ def create_app_of_models(
     gateway.add_background(batches.start, batches.stop)
     routes += workers_ai_routes(gateway, batches, routes)
     routes += _cluster_routes(gateway, cluster) if cluster else ()
+    routes += dashboard_routes(gateway, cluster)
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _starlette_fault},

@@ -32,6 +32,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     kv_blocks_held: int
     kv_blocks_total: int
     restarts: int
+    block_size: int = 0
+    """Tokens of a KV block."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured by the worker; 0 before the first prompt."""
+    decode_step_s: float = 0.0
+    """The same of a step that only decodes."""
 
 
 class AbsentWorker(msgspec.Struct, frozen=True):

@@ -68,6 +68,10 @@ class Exchange:
         """All events that end a running stream with a fault; None for an error and `[DONE]`."""
         self.before_last_events: Callable[[], Awaitable[None]] | None = None
         """Awaited before a stream's last events leave, of which a client may make use at once."""
+        self.status: int | None = None
+        """Of the answer, once it has one."""
+        self.fault: Fault | None = None
+        """What the client was told of, if anything went wrong."""
         self.generates = False
         """Whether a model computes for it."""
         self.identity: Identity = OPEN_IDENTITY
@@ -178,6 +182,7 @@ class Exchange:
     ) -> None:
         """Send a whole answer."""
         self._answered = True
+        self.status = status
         raw_headers = [
             (b"content-type", content_type.encode()),
             (b"content-length", str(len(body)).encode()),
@@ -226,7 +231,7 @@ class Exchange:
         """Tell the client of `error`, as a status while that is possible, else as an event."""
         if self._answered:
             return
-        fault = fault_of(error)
+        fault = self.fault = fault_of(error)
         if fault.is_ours:
             log.error("request %s failed", self.request_id, exc_info=error)
         if not self._stream_started:
@@ -254,6 +259,7 @@ class Exchange:
         if self._stream_started:
             return
         self._stream_started = True
+        self.status = 200
         headers = [
             *_EVENT_STREAM_HEADERS,
             (b"x-request-id", self.request_id.encode()),

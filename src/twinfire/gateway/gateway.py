@@ -13,12 +13,14 @@ from typing import ParamSpec, TypeVar
 
 from twinfire.accounts.database import open_database
 from twinfire.gateway.accounting.accounting import Accounting
+from twinfire.gateway.accounting.bill import Bill
 from twinfire.gateway.batches.private_file import private_database_file
 from twinfire.gateway.checked_grammars import CheckedGrammars
 from twinfire.gateway.errors import HttpError, not_ready
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.hosted_model import HostedModels, ReadyModel
+from twinfire.gateway.request_log import RequestLog
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.errors import InvalidRequest
 
@@ -50,12 +52,15 @@ class Gateway:
         self.accounting = Accounting(
             self.database, settings.prices, settings.access, settings.api_keys, self._names_of
         )
+        self.requests = RequestLog()
+        self.accounting.on_ended = self.requests.add_billed
         self.draining = False
         self.checked_grammars = CheckedGrammars()
         self._exchanges: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._background: list[tuple[BackgroundCall, BackgroundCall]] = []
+        self._closers: list[Callable[[], None]] = []
         self._text_threads = ThreadPoolExecutor(settings.text_threads, "twinfire-text")
 
     @property
@@ -119,6 +124,10 @@ class Gateway:
         """Have `start` awaited when serving begins, and `stop` before the drain."""
         self._background.append((start, stop))
 
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Have `close`, which may block, called after the last request's end."""
+        self._closers.append(close)
+
     async def start_background(self) -> None:
         """Begin what goes on beside requests, once it is known who may send any."""
         await self.accounting.start()
@@ -134,9 +143,17 @@ class Gateway:
 
     def leave(self, exchange: Exchange) -> None:
         """Count an exchange out; one that never entered is ignored."""
-        self._exchanges.discard(exchange)
+        if exchange in self._exchanges:
+            self._exchanges.remove(exchange)
+            self.requests.add_unbilled(exchange)
         if not self._exchanges:
             self._idle.set()
+
+    @property
+    def open_bills(self) -> list[Bill]:
+        """Those of requests that are served now, in no order."""
+        bills = (exchange.bill for exchange in self._exchanges)
+        return [bill for bill in bills if bill is not None and bill.is_open]
 
     def start_drain(self) -> None:
         """Take nothing new from now on."""
@@ -169,5 +186,7 @@ class Gateway:
     async def close(self) -> None:
         """Commit what is left of the usage, and let all threads end."""
         await self.accounting.close()
+        for close in self._closers:
+            await asyncio.to_thread(close)
         self.database.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)

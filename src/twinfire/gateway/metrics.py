@@ -7,7 +7,7 @@ process never share a counter.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -147,6 +147,11 @@ class Metrics:
         self.request_params_max_tokens = self._histogram(
             "request_params_max_tokens", "The request's bound on output tokens", tokens
         )
+
+    @property
+    def loads(self) -> Mapping[str, Load]:
+        """The last report of each worker that is there, by instance id; "" where there is one."""
+        return self._loads
 
     def include(self, collector: Collector) -> None:
         """Render what something else counts, too; its series carry the model's name."""

@@ -28,6 +28,8 @@ class RequestMeter:
         """The longest that a prompt waited at its worker."""
         self.ttft_s: float | None = None
         """From the arrival to the first token of all."""
+        self.first_token_parts: dict[FirstTokenPart, float] = {}
+        """Where the time to the first prompt's first token went, in seconds that add up to it."""
         self.finish_reasons: set[str] = set()
         self.cost_nanos: int | None = None
         """What the client asked to be told that it costs, once that is settled."""
@@ -40,6 +42,7 @@ class RequestMeter:
         self._first_token_s: list[float | None] = [None] * num_choices
         self._last_token_s = [0.0] * num_choices
         self._num_tokens = [0] * num_choices
+        self._queued_s = [0.0] * len(prompt_lengths)
         self._prefill_s = [0.0] * len(prompt_lengths)
         self._submitted_s = arrival_s
         self._times: list[FirstTokenTimes | None] = [None] * len(prompt_lengths)
@@ -72,6 +75,7 @@ class RequestMeter:
         self._num_done_tokens += length
         self.queue_s = max(self.queue_s, event.queue_s)
         self.num_cached_tokens += event.cached_tokens
+        self._queued_s[prompt_index] = event.queue_s
         self._prefill_s[prompt_index] = event.prefill_s
         metrics.prompt_tokens.inc(length)
         metrics.prompt_tokens_cached.inc(event.cached_tokens)
@@ -101,24 +105,37 @@ class RequestMeter:
         metrics.num_generated_tokens += gained
 
     def _observe_first_token(self, prompt_index: int, now_s: float) -> None:
-        metrics, times = self._metrics, self._times[prompt_index]
+        metrics = self._metrics
         metrics.ttft.observe(now_s - self._arrival_s)
+        parts = self._first_token_parts_of(prompt_index, now_s)
+        for part, seconds in parts.items():
+            metrics.observe_first_token(part, seconds)
+        if prompt_index == 0:
+            self.first_token_parts = parts
+
+    def _first_token_parts_of(self, prompt_index: int, now_s: float) -> dict[FirstTokenPart, float]:
+        times = self._times[prompt_index]
+        request_s, since_s = self._submitted_s - self._arrival_s, now_s - self._submitted_s
         if times is None:
-            return
-        # Whatever is in no other part is between the parts.
-        known_s = times.total_s - times.first_decode_s
-        parts: dict[FirstTokenPart, float] = {
-            "request": self._submitted_s - self._arrival_s,
+            # One worker did all of it.
+            queue_s, prefill_s = self._queued_s[prompt_index], self._prefill_s[prompt_index]
+            return {
+                "request": request_s,
+                "prefill_queue": queue_s,
+                "prefill": prefill_s,
+                "first_decode": max(since_s - queue_s - prefill_s, 0.0),
+            }
+        return {
+            "request": request_s,
             "gateway_queue": times.gateway_queue_s,
             "lost": times.lost_s,
             "prefill_queue": times.prefill_queue_s,
             "prefill": times.prefill_s,
             "transfer": times.transfer_s,
             "decode_queue": times.decode_queue_s,
-            "first_decode": now_s - self._submitted_s - known_s,
+            # Whatever is in no other part is between the parts.
+            "first_decode": since_s - (times.total_s - times.first_decode_s),
         }
-        for part, seconds in parts.items():
-            metrics.observe_first_token(part, seconds)
 
     def choice_finished(self, choice: int, reason: str) -> None:
         """`choice` ended for `reason`."""

@@ -32,6 +32,8 @@ from twinfire.gateway.errors import HttpError
 if TYPE_CHECKING:
     from twinfire.gateway.exchange import Exchange
 
+TRACE_HEADER = "traceparent"
+"""Of W3C Trace Context."""
 COST_HEADER = "twinfire-cost"
 """`1` asks for the price in the answer's usage."""
 _THREADS = 4
@@ -52,6 +54,8 @@ class Accounting:
     ) -> None:
         """`model_names` gives all names of the model that a client calls by one of them."""
         self.prices = prices
+        self.on_ended: Callable[[Bill, UsageRecord], None] = lambda bill, record: None
+        """Hears of the end of each request that was admitted."""
         self._database = database
         self._mode: AccessMode = mode
         self._keys = tuple(keys)
@@ -136,6 +140,8 @@ class Accounting:
             commit=running.commit,
             submit=running.writer.submit,
             release=running.release,
+            ended=self.on_ended,
+            traceparent=exchange.headers.get(TRACE_HEADER, ""),
             arrival_s=exchange.arrival_s,
         )
         exchange.open_bill(bill)

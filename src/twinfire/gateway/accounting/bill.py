@@ -50,6 +50,10 @@ class Bill:
     submit: Callable[[UsageRecord], None]
     release: Callable[[Bill, int], None]
     """Gives back the limits; gets the tokens that were used."""
+    ended: Callable[[Bill, UsageRecord], None] = lambda bill, record: None
+    """Hears of the end, of a request that has no record too."""
+    traceparent: str = ""
+    """The client's trace, as its header named it."""
     arrival_s: float = field(default_factory=time.monotonic)
     """On the monotonic clock."""
     meter: RequestMeter | None = None
@@ -70,7 +74,7 @@ class Bill:
         await self.commit(record)
         if self.shows_cost:
             meter.cost_nanos = record.price_nanos
-        self._end()
+        self._end(record)
 
     def close(self, status: int | None, fault: str | None) -> None:
         """Book what was seen of a request that was not settled.
@@ -79,18 +83,18 @@ class Bill:
         """
         if not self.is_open:
             return
-        if status == _REFUSED_STATUS:
-            # The workers had no room: it never began.
-            self._end()
-            return
         outcome: Outcome = "cancelled" if fault is None else "failed"
-        self.submit(self._record(outcome, status or _CLIENT_LEFT_STATUS, fault or ""))
-        self._end()
+        record = self._record(outcome, status or _CLIENT_LEFT_STATUS, fault or "")
+        if status != _REFUSED_STATUS:
+            # What the workers had no room for never began.
+            self.submit(record)
+        self._end(record)
 
-    def _end(self) -> None:
+    def _end(self, record: UsageRecord) -> None:
         self.is_open = False
         meter = self.meter
         self.release(self, 0 if meter is None else meter.num_billed_tokens)
+        self.ended(self, record)
 
     def _record(self, outcome: Outcome, status: int, finish: str) -> UsageRecord:
         meter, route = self.meter, self.route()

@@ -6,14 +6,13 @@ are, with the key that other routes need.
 
 from __future__ import annotations
 
-import ipaddress
-
 import msgspec
 
 from twinfire.gateway.cluster_control import ClusterControl
 from twinfire.gateway.dialects.json_body import decode_body
 from twinfire.gateway.errors import HttpError
 from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.loopback import is_loopback
 from twinfire.protocol.messages import Role
 
 
@@ -80,12 +79,5 @@ class ClusterAdmin:
         await exchange.answer(msgspec.json.encode(self._control.status()))
 
     def _check_host(self, exchange: Exchange) -> None:
-        if not self._is_remote and not _is_loopback(exchange.client_host):
+        if not self._is_remote and not is_loopback(exchange.client_host):
             raise HttpError(404, "There is nothing at this address for clients on other hosts.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
