@@ -15,8 +15,9 @@ class LivenessLimits:
 
     silent_s: float = 3.0
     """Without any frame; workers send one each second."""
-    stall_s: float = 5.0
-    """With work, and without the engine's counter moving."""
+    stall_s: float = 60.0
+    """With work, and without the engine's counter moving. The counter moves once a step, and a step
+    of a thousand prompt tokens takes a slow or crowded machine tens of seconds."""
     sweep_s: float = 0.25
     """How often is looked."""
 
