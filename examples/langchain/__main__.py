@@ -11,7 +11,8 @@ from examples import task
 from examples.checks import require, run_checks, server_of_arguments
 from langchain_cloudflare import ChatCloudflareWorkersAI
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.output_parsers import PydanticOutputParser
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
@@ -52,9 +53,11 @@ def streaming(model: BaseChatModel) -> str:
     chunks = list(model.stream(task.QUESTION))
     whole = sum(chunks[1:], chunks[0])
     require(whole.text and len(chunks) > 2, f"{len(chunks)} chunks with the text {whole.text!r}")
-    usage = whole.usage_metadata
-    require(usage and usage["output_tokens"], f"no usage: {usage}")
-    return f"{len(chunks)} chunks, {usage['output_tokens'] if usage else 0} tokens"
+    # The Workers AI class leaves the usage of streams as the server sent it.
+    sent = whole.response_metadata.get("usage", {}).get("completion_tokens", 0)
+    tokens = whole.usage_metadata["output_tokens"] if whole.usage_metadata else sent
+    require(tokens, f"no usage: {whole}")
+    return f"{len(chunks)} chunks, {tokens} tokens"
 
 
 def tools(model: BaseChatModel) -> str:
@@ -76,31 +79,54 @@ def structured_output(model: BaseChatModel, method: str) -> str:
     return repr(person)
 
 
-def cached_tokens(model: BaseChatModel) -> str:
+def bound_schema(model: BaseChatModel) -> str:
+    """Send the schema itself.
+
+    `with_structured_output` of the Workers AI class sends it for few models; for others it asks
+    for any JSON object, or offers a tool without forcing its call.
+    """
+    shape = {"type": "json_schema", "json_schema": task.Person.model_json_schema()}
+    parser = PydanticOutputParser(pydantic_object=task.Person)
+    return repr((model.bind(response_format=shape) | parser).invoke(task.SHAPE_QUESTION))
+
+
+def cached_of_message(model: BaseChatModel, messages: list[BaseMessage]) -> int:
+    """Ask, and return the cached tokens as LangChain tells them."""
+    usage = model.invoke(messages).usage_metadata
+    return usage["input_token_details"].get("cache_read", 0) if usage else 0
+
+
+def cached_of_raw_usage(model: BaseChatModel, messages: list[BaseMessage]) -> int:
+    """Ask, and return the cached tokens that the server told: the Workers AI class drops them."""
+    usage = (model.generate([messages]).llm_output or {})["token_usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def cached_tokens(model: BaseChatModel, ask: Callable[..., int]) -> str:
     """Ask twice with one long beginning; the second time it is not computed again."""
     prompt = SystemMessage(task.long_prompt())
-    seen = []
-    for question in ("When does ferry 3 leave?", "And ferry 5?"):
-        usage = model.invoke([prompt, HumanMessage(question)]).usage_metadata or {}
-        seen.append(usage.get("input_token_details", {}).get("cache_read", 0))
+    questions = ("When does ferry 3 leave?", "And ferry 5?")
+    seen = [ask(model, [prompt, HumanMessage(question)]) for question in questions]
     require(seen[1] > 0, f"cached tokens of the two requests: {seen}")
     return f"cached tokens {seen[0]}, then {seen[1]}"
 
 
-def checks_of(name: str, model: BaseChatModel) -> dict[str, Callable[[], str]]:
-    """Return the checks of one of LangChain's models."""
-    checks: dict[str, Callable[[], str]] = {
-        "chat": partial(chat, model),
-        "streaming": partial(streaming, model),
-        "tools": partial(tools, model),
-        "structured output by schema": partial(structured_output, model, "json_schema"),
-        "structured output by a tool": partial(structured_output, model, "function_calling"),
-        "cached tokens": partial(cached_tokens, model),
-    }
-    return {f"{name}: {check}": run for check, run in checks.items()}
-
+OPENAI, CLOUDFLARE = MODELS.values()
+CHECKS: dict[str, Callable[[], str]] = {
+    f"{name}: {check.__name__}": partial(check, model)
+    for name, model in MODELS.items()
+    for check in (chat, streaming, tools)
+} | {
+    "ChatOpenAI: structured output by schema": partial(structured_output, OPENAI, "json_schema"),
+    "ChatOpenAI: structured output by a tool": partial(
+        structured_output, OPENAI, "function_calling"
+    ),
+    "ChatOpenAI: cached tokens": partial(cached_tokens, OPENAI, cached_of_message),
+    "ChatCloudflareWorkersAI: structured output": partial(bound_schema, CLOUDFLARE),
+    "ChatCloudflareWorkersAI: cached tokens": partial(
+        cached_tokens, CLOUDFLARE, cached_of_raw_usage
+    ),
+}
 
 if __name__ == "__main__":
-    sys.exit(
-        run_checks({k: v for name, m in MODELS.items() for k, v in checks_of(name, m).items()})
-    )
+    sys.exit(run_checks(CHECKS))
