@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from agents import (
     Agent,
@@ -23,16 +24,19 @@ from openai import AsyncOpenAI
 
 SERVER = server_of_arguments(__doc__)
 SETTINGS = ModelSettings(max_tokens=task.MAX_TOKENS, include_usage=True)
+Check = Callable[[str], Coroutine[Any, Any, str]]
 APIS: dict[str, type[OpenAIResponsesModel] | type[OpenAIChatCompletionsModel]] = {
     "responses": OpenAIResponsesModel,
     "chat completions": OpenAIChatCompletionsModel,
 }
 
 
+CLIENT = AsyncOpenAI(base_url=f"{SERVER.url}/v1", api_key=SERVER.api_key)
+
+
 def model_of(api: str) -> Model:
-    """Return the server's model; a client belongs to the event loop of its check."""
-    client = AsyncOpenAI(base_url=f"{SERVER.url}/v1", api_key=SERVER.api_key)
-    return APIS[api](SERVER.model, client)
+    """Return the server's model as the SDK sees it."""
+    return APIS[api](SERVER.model, CLIENT)
 
 
 @function_tool
@@ -102,20 +106,23 @@ async def cached_tokens(api: str) -> str:
     return f"cached tokens {seen[0]}, then {seen[1]}"
 
 
-def checks_of(api: str) -> dict[str, Callable[[], str]]:
-    """Return the checks over one of the two APIs."""
+def main() -> int:
+    """Run all checks in one event loop: the client keeps its connections there."""
+    set_tracing_disabled(True)  # traces would go to OpenAI
     checks = (chat, streaming, tools, structured_output, cached_tokens)
-    return {
-        f"{api}: {check.__name__.replace('_', ' ')}": partial(asyncio_run, check, api)
-        for check in checks
-    }
+    with asyncio.Runner() as runner:
 
+        def run(check: Check, api: str) -> str:
+            return runner.run(check(api))
 
-def asyncio_run(check: Callable[[str], object], api: str) -> str:
-    """Run a check in a loop of its own."""
-    return asyncio.run(check(api))  # type: ignore[arg-type]
+        return run_checks(
+            {
+                f"{api}: {check.__name__.replace('_', ' ')}": partial(run, check, api)
+                for api in APIS
+                for check in checks
+            }
+        )
 
 
 if __name__ == "__main__":
-    set_tracing_disabled(True)  # traces would go to OpenAI
-    sys.exit(run_checks({k: v for api in APIS for k, v in checks_of(api).items()}))
+    sys.exit(main())
