@@ -7,6 +7,7 @@ from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel
 
 _LOADING = "loading"
+_NAME = "worker"
 
 
 def own_workers_status(gateway: Gateway) -> ClusterStatus:
@@ -29,7 +30,7 @@ def _present(hosted: HostedModel) -> WorkerStatus | None:
         return None
     load = next(iter(hosted.metrics.loads.values()), None)
     return WorkerStatus(
-        name=info.short_name,
+        name=info.name or _NAME,
         instance_id=info.instance_id,
         role=info.role,
         model=hosted.model.names[0],
@@ -56,7 +57,7 @@ def _absent(hosted: HostedModel) -> AbsentWorker | None:
         return None
     state: AbsentState = "starting" if reason.startswith(_LOADING) else "restarting"
     return AbsentWorker(
-        name=hosted.model.names[0],
+        name=_NAME,
         role="mixed",
         model=hosted.model.names[0],
         state=state,
