@@ -1,7 +1,6 @@
-// What the JavaScript examples share: their arguments, a line for each check, and what they ask for.
+// What the JavaScript examples share: their arguments, and a line for each check.
 
 import assert from "node:assert/strict";
-import { randomUUID } from "node:crypto";
 import { parseArgs } from "node:util";
 
 const { positionals, values } = parseArgs({
@@ -33,22 +32,4 @@ export async function runChecks(checks) {
       console.log(`FAILED ${name}\n${error.stack ?? error}`);
     }
   }
-}
-
-export const MAX_TOKENS = 40;
-export const QUESTION = "What is the capital of France? Answer in one sentence.";
-export const TOOL_QUESTION = "What is the weather in Paris?";
-export const SHAPE_QUESTION = "Describe a person named Ada as JSON.";
-export const CITIES = ["Paris", "London", "Seoul"];
-
-/** The tool that models are given. */
-export const getWeather = ({ city }) => JSON.stringify({ city, sky: "clear", celsius: 21 });
-
-/** Return some 700 tokens that no server has seen before, so that a cache hit is our own. */
-export function longPrompt() {
-  const lines = Array.from(
-    { length: 40 },
-    (_, n) => `Ferry ${n} leaves pier ${n % 7} at ${n % 24}:${n % 6}0.`,
-  );
-  return `Timetable ${randomUUID()}. Answer briefly.\n${lines.join("\n")}`;
 }

@@ -6,6 +6,7 @@ import assert from "node:assert/strict";
 import { Output, generateText, isStepCount, streamText, tool } from "ai";
 import { createWorkersAI } from "workers-ai-provider";
 import { z } from "zod";
+import { runChecks, server } from "../checks.mjs";
 import {
   CITIES,
   MAX_TOKENS,
@@ -14,9 +15,7 @@ import {
   TOOL_QUESTION,
   getWeather,
   longPrompt,
-  runChecks,
-  server,
-} from "../checks.mjs";
+} from "../task.mjs";
 
 const ACCOUNT = process.env.TWINFIRE_ACCOUNT ?? "any";
 const workersAI = createWorkersAI({

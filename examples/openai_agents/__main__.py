@@ -23,7 +23,7 @@ from examples.checks import require, run_checks, server_of_arguments
 from openai import AsyncOpenAI
 
 SERVER = server_of_arguments(__doc__)
-# Over /v1/responses the SDK takes an answer that reached `max_tokens` for a fault: let it end before.
+# The SDK takes a response that reached `max_tokens` for a fault: let it end before.
 SENTENCE = ModelSettings(max_tokens=400, include_usage=True, extra_body={"stop": ["."]})
 Check = Callable[[str], Coroutine[Any, Any, str]]
 APIS: dict[str, type[OpenAIResponsesModel] | type[OpenAIChatCompletionsModel]] = {

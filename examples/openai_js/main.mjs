@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { runChecks, server } from "../checks.mjs";
 import {
   CITIES,
   MAX_TOKENS,
@@ -12,9 +13,7 @@ import {
   TOOL_QUESTION,
   getWeather,
   longPrompt,
-  runChecks,
-  server,
-} from "../checks.mjs";
+} from "../task.mjs";
 
 const client = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: server.apiKey });
 const common = { model: server.model, max_tokens: MAX_TOKENS };
