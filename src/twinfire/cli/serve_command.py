@@ -137,6 +137,7 @@ def _gateway_settings(options: ServeOptions) -> GatewaySettings:
         prices=read_price_file(access.prices) if access.prices else PriceTable(),
         database=access.database,
         tls=access.tls,
+        otlp_endpoint=options.otlp_endpoint,
         drain_timeout_s=options.drain_timeout_s,
         allow_request_chat_template=options.allow_request_chat_template,
         vllm_metric_names=options.vllm_metric_names,

@@ -11,6 +11,7 @@ from twinfire.artifacts.env import Env
 from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.cli.tracing_option import add_tracing_argument, checked_endpoint
 from twinfire.gateway.settings import WorkersAiStreams
 from twinfire.gateway.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
 from twinfire.protocol.worker_config import (
@@ -62,6 +63,7 @@ class ServeOptions:
     vllm_metric_names: bool
     drain_timeout_s: float
     log_level: str
+    otlp_endpoint: str | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
 
 
@@ -137,6 +139,7 @@ def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after SIGTERM (%(default)s)",
     )
+    add_tracing_argument(group)
     group.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
 
 
@@ -249,6 +252,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         vllm_metric_names=args.vllm_metric_names,
         drain_timeout_s=args.drain_timeout,
         log_level=args.log_level,
+        otlp_endpoint=checked_endpoint(args.otlp_endpoint),
         access=access_options(args),
     )
 

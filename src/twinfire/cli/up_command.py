@@ -23,6 +23,7 @@ from twinfire.cli.access_options import AccessOptions, access_options, add_acces
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
+from twinfire.cli.tracing_option import add_tracing_argument, checked_endpoint
 from twinfire.cluster.cluster_file import ClusterFile, ModelTable, read_cluster_file
 from twinfire.gateway.listening import bind_socket, run_event_loop
 from twinfire.gateway.routing.route import PdPolicy
@@ -58,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_alias_argument(parser)
     parser.add_argument("--pd-policy", choices=PD_POLICIES, help="when a prompt changes hands")
     add_access_arguments(parser)
+    add_tracing_argument(parser)
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info"
     )
@@ -84,7 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_options(cluster: ClusterFile, args: argparse.Namespace) -> ClusterFile:
     """Return the file's settings with what the command line says instead."""
-    said = {"host": args.host, "port": args.port, "pd_policy": args.pd_policy}
+    said = {
+        "host": args.host,
+        "port": args.port,
+        "pd_policy": args.pd_policy,
+        "otlp_endpoint": args.otlp_endpoint,
+    }
     gateway = msgspec.structs.replace(
         cluster.gateway,
         aliases={**cluster.gateway.aliases, **parse_aliases(args.alias)},
@@ -247,6 +254,7 @@ def _gateway_settings(cluster: ClusterFile, said: AccessOptions) -> GatewaySetti
         database=access.database,
         tls=access.tls,
         admin_key=admin_key,
+        otlp_endpoint=checked_endpoint(gateway.otlp_endpoint),
         drain_timeout_s=gateway.drain_timeout_s,
         limits=RequestLimits(max_request_s=gateway.max_gateway_wait_s),
     )

@@ -74,6 +74,8 @@ class GatewayTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert: str | None = None
     """PEM of the certificate chain that clients see; None serves plain HTTP."""
     tls_key: str | None = None
+    otlp_endpoint: str | None = None
+    """URL of the OpenTelemetry collector that gets traces of requests; None makes none."""
     drain_timeout_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
     routing: RoutingSettings = RoutingSettings()

@@ -64,6 +64,8 @@ def create_app_of_models(
     InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
     gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
+    if settings.otlp_endpoint is not None:
+        _trace(gateway, settings.otlp_endpoint)
     routes = _routes(gateway, gateway.database)
     batches = Batches(
         gateway.models, gateway.database, BatchAnswers(gateway), lambda: gateway.num_served
@@ -87,6 +89,15 @@ def gateway_of(app: Starlette) -> Gateway:
     gateway = app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway
+
+
+def _trace(gateway: Gateway, endpoint: str) -> None:
+    # An extra, and half a second of imports.
+    from twinfire.gateway.traces import RequestTraces
+
+    traces = RequestTraces.to(endpoint)
+    gateway.requests.report_to(traces.observe)
+    gateway.on_close(traces.close)
 
 
 def _routes(gateway: Gateway, database: Database) -> list[Route]:

@@ -87,6 +87,8 @@ class GatewaySettings:
     """File or URL of what must outlive the process; None keeps it for the process's life."""
     admin_key: str | None = None
     """Opens `/cluster/` to every host; None leaves it to this one and to the keys above."""
+    otlp_endpoint: str | None = None
+    """URL of the OpenTelemetry collector that gets traces of requests; None makes none."""
     keep_alive_s: float = 15.0
     """A stream that has been silent for this long gets a comment line."""
     accept_wait_s: float = 5.0

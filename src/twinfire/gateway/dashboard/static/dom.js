@@ -7,6 +7,7 @@ export function h(tag, props = {}, ...children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("aria-")) element.setAttribute(name, String(value));
     else if (name in element && name !== "list" && name !== "form") element[name] = value;
     else if (value !== false) element.setAttribute(name, value === true ? "" : value);
   }

@@ -88,7 +88,7 @@ export class Requests {
       .filter((one) => !this.failures.checked || (!one.isRunning && one.outcome !== "finished"))
       .filter((one) => !text || searchable(one).includes(text))
       .slice(0, SHOWN);
-    const longest = Math.max(0.001, ...shown.map((one) => one.ttft_s ?? 0));
+    const usual = usualLongest(shown.map((one) => one.ttft_s).filter((one) => one !== null));
     this.empty.hidden = shown.length > 0;
     setText(this.empty, this.hasAny ? "No request is like that." : "No request yet. The playground sends some.");
     keyed(
@@ -96,7 +96,7 @@ export class Requests {
       shown,
       (one) => one.key,
       () => new Row(),
-      (row, one) => row.update(one, longest, (id) => this.names.get(id) ?? id.slice(0, 8)),
+      (row, one) => row.update(one, usual, (id) => this.names.get(id) ?? id.slice(0, 8)),
     );
   }
 }
@@ -134,7 +134,8 @@ class Row {
     );
   }
 
-  update(one, longest, nameOf) {
+  // A bar as long as its cell is a wait of `usual` seconds or more.
+  update(one, usual, nameOf) {
     this.one = one;
     this.nameOf = nameOf;
     setClass(this.element, one.isRunning ? "is-running" : one.outcome === "finished" ? "" : "is-failed");
@@ -153,19 +154,19 @@ class Row {
     setText(this.reason, words(one.route_reason));
     setText(this.ttft, seconds(one.ttft_s));
     setText(this.total, seconds(one.isRunning ? one.age_s : one.total_s));
-    this.drawParts(one, longest);
+    this.drawParts(one, usual);
   }
 
-  drawParts(one, longest) {
+  drawParts(one, usual) {
     const parts = partsOf(one);
     const text = parts.map(([part, value]) => `${words(part)} ${seconds(value)}`).join(", ");
-    if (this.drawn === text && this.longest === longest) return;
+    if (this.drawn === text && this.usual === usual) return;
     this.drawn = text;
-    this.longest = longest;
+    this.usual = usual;
     this.parts.hidden = parts.length === 0;
     this.parts.setAttribute("aria-label", text);
     this.parts.title = text;
-    this.parts.style.width = `${Math.max(2, ((one.ttft_s ?? 0) / longest) * 100)}%`;
+    this.parts.style.width = `${Math.min(100, Math.max(4, ((one.ttft_s ?? 0) / usual) * 100))}%`;
     const whole = parts.reduce((sum, [, value]) => sum + value, 0) || 1;
     this.parts.replaceChildren(
       ...parts.map(([part, value]) => {
@@ -187,6 +188,12 @@ class Row {
       this.details = null;
     }
   }
+}
+
+// Nine of ten waits are no longer: one that was very long must not make all others look alike.
+function usualLongest(waits) {
+  const sorted = waits.toSorted((one, other) => one - other);
+  return sorted[Math.floor((sorted.length - 1) * 0.9)] || 0.001;
 }
 
 function detailsOf(one, nameOf) {
