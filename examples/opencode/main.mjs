@@ -11,7 +11,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { runChecks, server } from "../checks.mjs";
-import { QUESTION, SHAPE_QUESTION, longPrompt } from "../task.mjs";
+import { QUESTION, SHAPE_QUESTION, TOOL_QUESTION, longPrompt } from "../task.mjs";
 
 const START_LIMIT_MS = 60_000;
 const NUM_TOOL_TRIES = 4;
@@ -62,6 +62,10 @@ const opencode = spawn(here("node_modules/.bin/opencode"), ["serve", "--port", "
     OPENCODE_SERVER_PASSWORD: PASSWORD,
   },
 });
+process.on("SIGTERM", () => {
+  opencode.kill("SIGKILL");
+  process.exit(143);
+});
 const url = await new Promise((resolve, reject) => {
   let output = "";
   const take = (text) => {
@@ -106,28 +110,40 @@ async function chat() {
   return JSON.stringify(text);
 }
 
-async function streaming() {
-  const session = await newSession();
-  const events = (await call("/event")).body.pipeThrough(new TextDecoderStream());
-  const answering = ask(session, "brief", QUESTION);
-  let numDeltas = 0;
+async function* eventsOf(session) {
+  const { body } = await call("/event");
   let buffered = "";
-  for await (const piece of events) {
+  for await (const piece of body.pipeThrough(new TextDecoderStream())) {
     buffered += piece;
     const lines = buffered.split("\n");
     buffered = lines.pop();
-    const received = lines.filter((l) => l.startsWith("data: ")).map((l) => JSON.parse(l.slice(6)));
-    const ours = received.filter((event) => event.properties?.sessionID === session.id);
-    numDeltas += ours.filter((event) => event.type === "message.part.delta").length;
-    if (ours.some((event) => event.type === "session.idle")) break;
+    for (const line of lines.filter((l) => l.startsWith("data: "))) {
+      const event = JSON.parse(line.slice("data: ".length));
+      const { sessionID, part } = event.properties ?? {};
+      if ((sessionID ?? part?.sessionID) === session.id) yield event;
+    }
   }
+}
+
+async function streaming() {
+  const session = await newSession();
+  const events = eventsOf(session);
+  const next = events.next();
+  const answering = ask(session, "brief", QUESTION);
+  let numDeltas = 0;
+  for (let { value } = await next; value?.type !== "session.idle"; { value } = await events.next()) {
+    if (value.type === "message.part.delta") numDeltas += 1;
+  }
+  await events.return();
   const { info } = await answering;
   assert(numDeltas > 1, `${numDeltas} deltas`);
   assert(info.tokens.output > 0, JSON.stringify(info.tokens));
   return `${numDeltas} deltas, ${info.tokens.output} tokens`;
 }
 
-// OpenCode forces a call by asking for structured output: then the model may call the tool first.
+// OpenCode forces calls only while it wants structured output, and goes on until it has that. A small
+// model may call the tool for ever: so the turn is stopped once the result is there, and the next turn,
+// which sends the call and its result back, answers in words.
 async function tools() {
   const schema = {
     type: "object",
@@ -135,21 +151,28 @@ async function tools() {
     required: ["celsius"],
     additionalProperties: false,
   };
-  const seen = [];
-  for (let tried = 0; tried < NUM_TOOL_TRIES; tried += 1) {
+  for (let tried = 1; tried <= NUM_TOOL_TRIES; tried += 1) {
     const session = await newSession();
-    const format = { type: "json_schema", schema };
-    const { info } = await ask(session, "weather", "What is the weather in Paris?", format);
-    const messages = await (await call(`/session/${session.id}/message`)).json();
-    const calls = messages.flatMap((m) => m.parts).filter((part) => part.type === "tool");
-    seen.push(calls.map((part) => `${part.tool} ${part.state.status}`).join(", "));
-    const weather = calls.find((p) => p.tool === "weather_get" && p.state.status === "completed");
-    if (weather) {
-      const query = JSON.stringify(weather.state.input);
-      return `weather_get(${query}), then ${JSON.stringify(info.structured)}, try ${tried + 1}`;
+    const events = eventsOf(session);
+    const next = events.next();
+    const asking = ask(session, "weather", TOOL_QUESTION, { type: "json_schema", schema });
+    const stopped = asking.catch(() => undefined);
+    let weather;
+    for (let { value } = await next; value?.type !== "session.idle"; { value } = await events.next()) {
+      const part = value.type === "message.part.updated" ? value.properties.part : undefined;
+      if (part?.tool !== "weather_get" || part.state.status !== "completed") continue;
+      weather = part;
+      break;
     }
+    await events.return();
+    await call(`/session/${session.id}/abort`, {});
+    await stopped;
+    if (!weather) continue;
+    const text = textOf(await ask(session, "brief", "So what is the weather there?"));
+    assert(text, "no final answer");
+    return `weather_get(${JSON.stringify(weather.state.input)}), then ${JSON.stringify(text)}`;
   }
-  throw new Error(`the tool was never called: ${seen.join("; ")}`);
+  throw new Error(`the tool was not called in ${NUM_TOOL_TRIES} sessions`);
 }
 
 async function structuredOutput() {
@@ -188,7 +211,7 @@ try {
   });
 } finally {
   const ended = new Promise((resolve) => opencode.on("exit", resolve));
-  opencode.kill();
+  opencode.kill("SIGKILL"); // SIGTERM makes it wait for whoever still listens to its events
   await ended;
   await rm(home, { recursive: true, force: true });
 }
