@@ -198,12 +198,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         if hand_off is None:
             return
         stream = hand_off.stream
-        del self.hand_offs[hand_off.key]
-        stream.hand_off = None
-        prefill = self.engines[hand_off.prefill]
-        prefill.cancel(GATEWAY, stream.request_id)
-        prefill.release_hold(hand_off.key)
-        self.quarantined.append(hand_off)
+        self._drop(hand_off)
         if not still_read:
             self._end_quarantine(self.quarantined.pop())
         if stream.open_choices():
@@ -287,6 +282,7 @@ class ExchangeMachine(RuleBasedStateMachine):
                 if self._is_complete(hand_off):
                     self._adopt(hand_off)
                     self._release(hand_off.prefill, hand_off.key)
+            self._give_way()
             self.is_consistent()
         for engine in self.engines:
             assert not engine.has_work
@@ -393,6 +389,26 @@ class ExchangeMachine(RuleBasedStateMachine):
         hand_off.stream.hand_off = None
         engine = self.engines[1 - hand_off.prefill]
         self._heard(engine.adopt(hand_off.key, hand_off.done.prompt, hand_off.done.first))
+
+    def _give_way(self) -> None:
+        """Both engines hold blocks for prompts that the other has none for: one lets go."""
+        waiting = [one for one in self.hand_offs.values() if one.done is None]
+        if waiting and all(engine.is_starved for engine in self.engines):
+            hand_off = waiting[-1]
+            self._drop(hand_off)
+            self._end_quarantine(self.quarantined.pop())
+            if hand_off.stream.open_choices():
+                self._retry(hand_off.stream, hand_off.stream.engine, over_two=False)
+
+    def _drop(self, hand_off: HandOff) -> None:
+        """Either side ends it; what was reserved for it is still written to, perhaps."""
+        stream = hand_off.stream
+        del self.hand_offs[hand_off.key]
+        stream.hand_off = None
+        prefill = self.engines[hand_off.prefill]
+        prefill.cancel(GATEWAY, stream.request_id)
+        prefill.release_hold(hand_off.key)
+        self.quarantined.append(hand_off)
 
     def _end_quarantine(self, hand_off: HandOff) -> None:
         """The last write into the reserved blocks has been made; what it wrote is anything."""

@@ -110,6 +110,7 @@ class PrefillEngine:
         self.blocks = Blocks(num_blocks)
         self.prompts: list[_Prompt] = []
         self.events: list[HandOffEvent] = []
+        self.is_starved = False
 
     def submit(self, gateway_id: str, submit: Submit) -> None:
         if num_blocks_of(submit) > self.blocks.num_blocks:
@@ -137,11 +138,13 @@ class PrefillEngine:
                 return
 
     def step(self) -> None:
+        self.is_starved = False
         for prompt in self.prompts:
             if prompt.computed:
                 continue
             taken = self.blocks.take(1)
             if taken is None:
+                self.is_starved = True
                 return
             (block_id,) = taken
             index = len(prompt.block_ids)

@@ -176,6 +176,29 @@ def test_a_full_decode_worker_does_not_hold_up_what_fits() -> None:
     }
 
 
+def test_a_prefill_worker_without_blocks_gives_way() -> None:
+    """Two workers that send prompts to each other would wait for each other's blocks."""
+    world = World(prefill_blocks=8, decode_blocks=24)
+    held = world.prefill.blocks.take(7)
+    assert held is not None
+    world.request(0, 16)
+    world.request(1, 16)
+    for _ in range(5):
+        world.settle()
+        world.step()
+        world.pass_time(0.1)
+    assert set(world.gateway.reserved) >= {0, 1}, "both hold blocks of the decode worker"
+    for _ in range(12):
+        world.settle()
+        world.step()
+        world.pass_time(0.1)
+    assert 1 in world.gateway.ends
+    assert 0 not in world.gateway.ends, "one at a time, the last one first"
+    world.prefill.blocks.give_back(held)
+    world.run_down(Random(0))
+    assert world.gateway.ends[0][-1] == "accepted"
+
+
 def test_a_prompt_that_never_fits_is_refused_at_once() -> None:
     world = World(decode_blocks=3)
     world.request(0, 30)

@@ -100,6 +100,14 @@ class Engine:
         """Whether blocks are kept for other workers to read or to fill."""
         return self._scheduler.tables.num_pinned > 0 or len(self._incoming) > 0
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether the last step computed nothing for want of blocks, though requests wait.
+
+        Others hold them: prompts that they read, and prompts that they are to send.
+        """
+        return self._last_step_tokens == 0 and self._scheduler.num_waiting > 0
+
     def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
         """Queue a request; InvalidRequest when it can never run here.
 

@@ -19,8 +19,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Sampling of one request.
 
     Order of the steps (that of the OpenAI field definitions as vLLM applies them): raw
-    log-probabilities, grammar, allowed ids, bad words, min_tokens, logit bias, penalties, temperature,
-    min-p, top-k, top-p, draw.
+    log-probabilities, grammar, allowed ids, bad words, min_tokens, logit bias, penalties,
+    temperature, min-p, top-k, top-p, draw.
     """
 
     max_tokens: int

@@ -39,6 +39,8 @@ MAX_UNGRANTED = 8
 """Hand-offs that may wait for blocks elsewhere while others are opened past them."""
 GRANT_PATIENCE_S = 0.05
 """A hand-off without its ticket for so long does not count as ahead: its decode worker is full."""
+STARVED_PATIENCE_S = 1.0
+"""An engine that finds no blocks for so long gives a hand-off up."""
 
 
 class HandOffSender:
@@ -73,6 +75,7 @@ class HandOffSender:
         self._outgoing: HandOffTable[Outgoing] = HandOffTable(lease_s, clock)
         self._queue: list[tuple[int, int, HandOffKey]] = []
         self._num_submitted = 0
+        self._starved_since_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._outgoing)
@@ -198,6 +201,25 @@ class HandOffSender:
             self._peers.drop(outgoing.peer.instance_id, SILENCE)
         for outgoing in self._outgoing.overdue():
             self._fail(outgoing, "the request's time is over", retry=False)
+        self._give_way()
+
+    def _give_way(self) -> None:
+        """Let one hand-off go where none can be computed, the one that was opened last.
+
+        It holds blocks on its decode worker while it waits for blocks here. Two workers that send
+        prompts to each other would else wait for each other until the requests' time is over.
+        """
+        now_s = self._clock()
+        if not self._engine.is_starved:
+            self._starved_since_s = None
+        elif self._starved_since_s is None:
+            self._starved_since_s = now_s
+        elif now_s - self._starved_since_s > STARVED_PATIENCE_S:
+            self._starved_since_s = now_s
+            computing = [one for one in self._outgoing if one.stage is Stage.COMPUTING]
+            computing.sort(key=lambda one: one.opened_s)
+            if computing:
+                self._fail(computing[-1], "the prefill worker finds no blocks for the prompt")
 
     def _may_open(self) -> bool:
         now_s, num_ahead, num_ungranted = self._clock(), 0, 0

@@ -62,6 +62,11 @@ class BlockReader(Protocol):
 class SendingEngine(Protocol):
     """The prefill side of an engine."""
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether the last step computed nothing for want of blocks, though requests wait."""
+        ...
+
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         """Stop one choice, or all of them; unknown ids are ignored."""
         ...

@@ -16,6 +16,11 @@ Refused = Callable[[str, Submit, InvalidRequest], None]
 class SubmitEngine(Protocol):
     """Where requests go."""
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether the last step computed nothing for want of blocks, though requests wait."""
+        ...
+
     def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
         """Queue a request; InvalidRequest when it can never run here."""
         ...
@@ -67,6 +72,11 @@ class Admission:
             self._puller.cancel(gateway_id, request_id)
         else:
             waiting.append(choice)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the engine finds no blocks for what waits."""
+        return self._engine.is_starved
 
     def release_hold(self, key: HandOffKey) -> None:
         """Unpin what was computed for a hand-off."""
