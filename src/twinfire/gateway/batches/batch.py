@@ -27,6 +27,8 @@ class BatchLimits:
     """How often to look for requests that other gateways took in or left behind."""
     max_attempts: int = 5
     """Of a request at whose attempts the worker or the engine failed."""
+    retry_s: float = 0.5
+    """Before the second attempt; each wait is twice the one before, as a worker needs to start."""
     share_alone: float = 0.5
     """Of the workers' sequences, for batches when nobody else is served."""
     share_beside: float = 1 / 16

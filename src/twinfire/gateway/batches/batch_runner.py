@@ -174,7 +174,8 @@ class BatchRunner:
         if request.num_attempts + 1 >= self._limits.max_attempts:
             await self._finish(request, self._answerer.failure(request, error))
         else:
-            await self._release(request, failed=True)
+            wait_s = self._limits.retry_s * 2**request.num_attempts
+            await self._release(request, failed=True, wait_s=wait_s)
 
     async def _finish(self, request: ClaimedRequest, outcome: RequestOutcome) -> None:
         try:
