@@ -36,6 +36,8 @@ TRACE_HEADER = "traceparent"
 """Of W3C Trace Context."""
 COST_HEADER = "twinfire-cost"
 """`1` asks for the price in the answer's usage."""
+ACCOUNT_PLACEHOLDER = "{account_id}"
+"""Copied from the service's documentation, where nobody filled it in."""
 _THREADS = 4
 
 log = logging.getLogger(__name__)
@@ -94,10 +96,12 @@ class Accounting:
     def check_account(self, exchange: Exchange, account_id: str) -> None:
         """Refuse (403) a path that names another account than the token's.
 
-        Where no account's token was used, any path will do.
+        Where no account's token was used, any path will do; so does `{account_id}` as it stands in
+        examples, which means the token's own.
         """
         account = exchange.account
-        if account.has_row and account_id not in (account.id, account.name):
+        own = (account.id, account.name, ACCOUNT_PLACEHOLDER)
+        if account.has_row and account_id not in own:
             raise HttpError(403, "The token is not of this account.", code="wrong_account")
 
     async def admit(
