@@ -185,3 +185,31 @@ def test_the_files_refer_to_nothing_elsewhere_and_to_all_that_is_there() -> None
         for forbidden in ("innerHTML", "eval(", "document.write", ' style="'):
             assert forbidden not in text, f"{path.name} has {forbidden}"
     assert referred == {path.name for path in STATIC.iterdir()} - {"index.html"}
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_has_the_contrast_of_wcag_aa_in_light_and_dark() -> None:
+    style = (STATIC / "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
+        for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    )
+    dark = light | dark
+    pairs = [
+        (text, ground)
+        for text in ("text", "muted", "accent", "prefill", "decode", "mixed", "good", "bad")
+        for ground in ("bg", "surface", "sunken")
+    ]
+    pairs += [("bad", "bad-soft"), ("on-accent", "accent")]
+    for colors in (light, dark):
+        for text, ground in pairs:
+            bright, dim = sorted((luminance(colors[text]), luminance(colors[ground])), reverse=True)
+            ratio = (bright + 0.05) / (dim + 0.05)
+            assert ratio >= 4.5, f"{text} on {ground}: {ratio:.2f}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
-from support.browser import chromium
+from support.browser import chromium, opened
 from support.gateway_server import ALIAS, RunningGateway, running_gateway
 from support.raw_http import request
 from support.scripted_backend import ScriptedBackend, worker_info
@@ -19,9 +18,6 @@ from twinfire.protocol.sampling import SamplingParams
 
 ADMIN = "the-admin-key"
 CALLED = b'{"city": "Oslo", "unit": "celsius"}'
-WAIT_MS = 20_000
-LOUD = ("error", "warning")
-expect.set_options(timeout=WAIT_MS)
 
 
 def answer(prompt: array[int], sampling: SamplingParams, choice: int) -> Sequence[int]:
@@ -47,30 +43,6 @@ def server() -> Iterator[RunningGateway]:
         )
     ) as running:
         yield running
-
-
-@contextmanager
-def opened(browser: Browser, url: str, **options: object) -> Iterator[Page]:
-    """Open the page, let nothing out to other servers, and demand that the console stays empty."""
-    context = browser.new_context(**options)  # type: ignore[arg-type]
-    page = context.new_page()
-    page.set_default_timeout(WAIT_MS)
-    complaints: list[str] = []
-    page.on("console", lambda said: said.type in LOUD and complaints.append(said.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-
-    def guard(route: Route) -> None:
-        if route.request.url.startswith(url):
-            route.continue_()
-        else:
-            complaints.append(f"asked for {route.request.url}")
-            route.abort()
-
-    page.route("**/*", guard)
-    page.goto(f"{url}/dashboard")
-    yield page
-    context.close()
-    assert complaints == []
 
 
 def say(page: Page, text: str) -> None:
@@ -176,10 +148,10 @@ def test_signing_in_with_the_administrators_key(browser: Browser) -> None:
         field = page.get_by_label("Key or token")
         field.fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_be_visible(timeout=WAIT_MS)
+        expect(page.get_by_role("alert")).to_be_visible()
         page.get_by_label("Key or token").fill(ADMIN)
         page.keyboard.press("Enter")
-        expect(page.get_by_role("region", name="Mixed pool")).to_be_visible(timeout=WAIT_MS)
+        expect(page.get_by_role("region", name="Mixed pool")).to_be_visible()
         context.close()
 
 
@@ -188,7 +160,7 @@ def test_a_gateway_that_goes_away_is_said_and_found_again(browser: Browser) -> N
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"{server.url}/dashboard")
-        expect(page.get_by_role("status").first).to_have_text("Ready", timeout=WAIT_MS)
-    expect(page.locator("#banner")).to_contain_text("Trying again", timeout=WAIT_MS)
+        expect(page.get_by_role("status").first).to_have_text("Ready")
+    expect(page.locator("#banner")).to_contain_text("Trying again")
     expect(page.get_by_role("region", name="Mixed pool")).to_be_visible()
     context.close()

@@ -182,7 +182,7 @@ class Row {
     this.more.setAttribute("aria-expanded", isOpen);
     if (isOpen) {
       this.details = detailsOf(this.one, this.nameOf);
-      this.more.after(this.details);
+      this.who.after(this.details);
     } else {
       this.details.remove();
       this.details = null;
