@@ -118,6 +118,20 @@ def test_a_tool_call_is_shown_and_answered(browser: Browser, server: RunningGate
         expect(page.locator(".turn.assistant").last).to_contain_text("Plain")
 
 
+def test_a_call_that_is_cut_off_is_said_to_be(browser: Browser, server: RunningGateway) -> None:
+    with opened(browser, server.url) as page:
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("button", name="Take an example").click()
+        page.locator("#max-tokens").fill("60")
+        say(page, "How warm is it in Oslo?")
+        expect(page.get_by_role("alert")).to_contain_text("cut off")
+        expect(page.get_by_label("Result of get_weather")).to_have_count(0)
+        # What was said before goes on without it.
+        page.get_by_label("Tool choice").select_option("none")
+        say(page, "Hello")
+        expect(page.locator(".turn.assistant").last).to_contain_text("Ended by stop")
+
+
 def test_faults_are_told_where_they_happen(browser: Browser, server: RunningGateway) -> None:
     with opened(browser, server.url) as page:
         page.get_by_role("link", name="Playground").click()

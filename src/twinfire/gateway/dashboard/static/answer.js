@@ -84,7 +84,8 @@ export class Answer {
     for (const call of this.calls) setText(call.shown, pretty(call.text));
     if (!this.content && !this.calls.length && !this.reasoning) this.showFault("The answer is empty.");
     this.showUsage();
-    if (this.calls.length) this.askForResults();
+    if (!this.isWhole) this.showFault("The call was cut off: its arguments are not complete.");
+    else if (this.calls.length) this.askForResults();
   }
 
   fail(text) {
@@ -96,6 +97,10 @@ export class Answer {
   showFault(text) {
     setText(this.fault, text);
     this.fault.hidden = false;
+  }
+
+  get isWhole() {
+    return this.calls.length === 0 || this.finish === "tool_calls";
   }
 
   message() {

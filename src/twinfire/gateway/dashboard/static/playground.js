@@ -12,7 +12,7 @@ const EXAMPLE_TOOLS = [
       description: "The weather of a city now.",
       parameters: {
         type: "object",
-        properties: { city: { type: "string" }, unit: { enum: ["celsius", "fahrenheit"] } },
+        properties: { city: { type: "string", pattern: "^[A-Z][a-z]{1,19}$" }, unit: { enum: ["celsius", "fahrenheit"] } },
         required: ["city", "unit"],
         additionalProperties: false,
       },
@@ -40,6 +40,12 @@ export class Playground {
       h("p", {}, "Ask something. The whole conversation is sent each time, so the second answer finds the first in the cache."),
     );
     this.talk.append(this.hello);
+    // Who has scrolled up to read is left there.
+    this.isFollowing = true;
+    this.talk.addEventListener("scroll", () => {
+      const { scrollHeight, scrollTop, clientHeight } = this.talk;
+      this.isFollowing = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    });
     this.makeSettings();
     this.makeComposer();
     const clear = h("button", { type: "button", onclick: () => this.clear() }, "New conversation");
@@ -231,7 +237,8 @@ export class Playground {
         this.scroll(false);
       }
       answer.end();
-      this.messages.push(...added, answer.message());
+      // A call that was cut off can have no result, so nothing could follow it.
+      if (answer.isWhole) this.messages.push(...added, answer.message());
     } catch (error) {
       answer.fail(error.name === "AbortError" ? "Stopped." : error.message);
     }
@@ -246,9 +253,7 @@ export class Playground {
   }
 
   scroll(isForced) {
-    const { talk } = this;
-    const isNear = talk.scrollHeight - talk.scrollTop - talk.clientHeight < NEAR_END_PX;
-    if (isForced || isNear) talk.scrollTop = talk.scrollHeight;
+    if (isForced || this.isFollowing) this.talk.scrollTop = this.talk.scrollHeight;
   }
 }
 
