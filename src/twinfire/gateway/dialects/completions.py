@@ -83,9 +83,7 @@ class Completions:
         request = decode_body(exchange.body, self._decoder)
         model = self._gateway.ready_model(request.model)
         job = await self._prepare(request, model, exchange)
-        generation = await start_generation(
-            self._gateway, model, exchange, request, job.generation
-        )
+        generation = await start_generation(self._gateway, model, exchange, request, job.generation)
         prompts, meter = job.generation.prompts, generation.meter
 
         def usage_so_far(index: int, num_output_tokens: int) -> Usage:
