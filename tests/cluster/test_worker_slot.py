@@ -67,3 +67,22 @@ def test_one_that_never_served_is_given_up() -> None:
         await slot.end()
 
     asyncio.run(main())
+
+
+def test_one_that_died_as_soon_as_it_served_is_started_again() -> None:
+    """Whether it served is asked of its process id, since nothing else is left of it."""
+    served: list[int] = []
+
+    async def main() -> None:
+        delays = RecordedDelays(0.01, 60.0)
+        slot = WorkerSlot("w-0", HOPELESS, lambda pid: served.append(pid) is None, delays)
+        await slot.start()
+        first_pid = slot.pid
+        async with asyncio.timeout(60):
+            while slot.num_restarts == 0:
+                await asyncio.sleep(0.01)
+        assert served[0] == first_pid
+        assert slot.failure is None
+        await slot.end()
+
+    asyncio.run(main())

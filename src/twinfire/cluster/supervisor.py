@@ -154,8 +154,8 @@ class Supervisor:
         )
         return WorkerSlot(name, config, self._has_served)
 
-    def _has_served(self, slot: WorkerSlot) -> bool:
-        return self._member_of(slot) is not None
+    def _has_served(self, pid: int) -> bool:
+        return self._registry.has_joined(self._host, pid)
 
     def _load_of(self, slot: WorkerSlot) -> int:
         member = self._member_of(slot)

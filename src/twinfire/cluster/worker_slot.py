@@ -22,10 +22,10 @@ class WorkerSlot:
         self,
         name: str,
         config: WorkerConfig,
-        has_served: Callable[[WorkerSlot], bool],
+        has_served: Callable[[int], bool],
         delays: RestartDelays | None = None,
     ) -> None:
-        """`has_served` tells whether the worker that runs in a place is ready."""
+        """`has_served` tells whether the worker of this process id, dead or not, was ever ready."""
         self.name = name
         self.config = config
         self._has_served = has_served
@@ -72,15 +72,11 @@ class WorkerSlot:
         while self._process is not None:
             started_s = loop.time()
             process = self._process
-            # Asked while it runs: a dead worker is in no pool.
-            served = asyncio.create_task(self._note_served())
             status = await process.wait()
-            has_served = served.done() and not served.cancelled()
-            served.cancel()
             self.last_exit = status
             if self._ending:
                 return
-            if not has_served and self.num_restarts == 0:
+            if self.num_restarts == 0 and not self._has_served(process.pid):
                 self.failure = f"{self.name} exited with status {status} before it was ready"
                 log.error("%s", self.failure)
                 return
@@ -93,7 +89,3 @@ class WorkerSlot:
             self._next_start_s = None
             self.num_restarts += 1
             self._process = await start_worker(self.config)
-
-    async def _note_served(self) -> None:
-        while not self._has_served(self):
-            await asyncio.sleep(0.05)

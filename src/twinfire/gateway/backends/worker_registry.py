@@ -54,6 +54,8 @@ class WorkerRegistry:
         self._expected = expected
         self._limits = limits
         self._members: dict[str, PoolMember] = {}
+        self._ever_joined: set[tuple[str, int]] = set()
+        """Host and process id of every worker that was ever taken in."""
         self._loading: dict[WorkerLink, str] = {}
         self._last_problem: str | None = None
         self._worker_info: WorkerInfo | None = None
@@ -97,6 +99,10 @@ class WorkerRegistry:
         if self._members:
             return f"every worker of {self.model} is draining"
         return self._last_problem or f"no worker has joined the pool of {self.model}"
+
+    def has_joined(self, host: str, pid: int) -> bool:
+        """Whether this process was ever in the pool, be it gone or not."""
+        return (host, pid) in self._ever_joined
 
     def get(self, instance_id: str) -> PoolMember | None:
         """Return a worker, None when it is not here any more."""
@@ -146,6 +152,7 @@ class WorkerRegistry:
             before.link.cut("the worker opened another link")
         member = PoolMember(info, link, asyncio.get_running_loop().time())
         self._members[info.instance_id] = member
+        self._ever_joined.add((info.host, info.pid))
         self._last_problem = None
         log.info("%s joined %s as %s", described(info), self.model, info.role)
         self._router.worker_joined(info)
