@@ -127,7 +127,7 @@ def test_refusal_after_a_late_start_is_an_error_event() -> None:
 
 @pytest.mark.parametrize("takes_comments", [True, False])
 def test_silence_after_the_first_event_is_no_queue(takes_comments: bool) -> None:
-    settings = GatewaySettings(accept_wait_s=30, keep_alive_s=0.02)
+    settings = GatewaySettings(accept_wait_s=2, keep_alive_s=0.02)
     headers = () if takes_comments else (("x-queued-comments", "0"),)
     with running_gateway(settings) as gateway:
         gateway.backend.holds_after = 1
