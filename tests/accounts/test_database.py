@@ -25,9 +25,7 @@ from twinfire.protocol.errors import InvalidRequest
 
 FIRST = Migration("pets", 1, ("CREATE TABLE pets (id {identity}, name TEXT)",))
 SECOND = Migration("pets", 2, ("ALTER TABLE pets ADD COLUMN age BIGINT",))
-BROKEN = Migration(
-    "pets", 3, ("INSERT INTO pets (name) VALUES ('a')", "DROP TABLE nowhere")
-)
+BROKEN = Migration("pets", 3, ("INSERT INTO pets (name) VALUES ('a')", "DROP TABLE nowhere"))
 
 
 def test_migrations_run_once_and_in_order(
