@@ -105,7 +105,7 @@ async def good_request(world: World) -> float:
             if ttft_s is None and received.count(b"data: ") > 1:
                 ttft_s = time.monotonic() - begin_s
     if not received.startswith(b"HTTP/1.1 200") or b'"error"' in received:
-        raise ConnectionError(f"refused: {received[:300]!r}")
+        raise ConnectionError(f"refused: {received[:60]!r} ... {received[-300:]!r}")
     assert ttft_s is not None
     return ttft_s
 
