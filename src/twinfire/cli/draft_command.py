@@ -99,13 +99,13 @@ def train_head(args: argparse.Namespace) -> int:
             samples = SampleFile(Path(args.data))
         run = DraftRun(checkpoint, list(samples.read()), args.work, settings, bars.update)
         result = run.run(args.out, lambda: deadline_s is not None and time.monotonic() > deadline_s)
-    plot_acceptance(result.after, args.out / "acceptance.png")
-    (args.out / "acceptance.md").write_text(acceptance_table(result.after) + "\n")
+    plot_acceptance(result.acceptance, args.out / "acceptance.png")
+    (args.out / "acceptance.md").write_text(acceptance_table(result.acceptance) + "\n")
     console = Console()
     console.print(
         f"{result.num_samples} texts, {result.num_tokens} tokens, step {result.num_steps}"
     )
-    console.print(acceptance_table(result.after), markup=False)
+    console.print(acceptance_table(result.acceptance), markup=False)
     console.print(f"the head is in {args.out}")
     return 0
 

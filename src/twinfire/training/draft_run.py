@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -53,9 +54,8 @@ class RunReport:
     num_samples: int
     num_tokens: int
     num_steps: int
-    before: dict[str, AcceptanceCurve]
-    """On the held-out samples with the first values, by domain."""
-    after: dict[str, AcceptanceCurve]
+    acceptance: dict[str, AcceptanceCurve]
+    """On the held-out samples, by domain."""
 
 
 def use_threads(count: int) -> None:
@@ -115,12 +115,11 @@ class DraftRun:
         trainer = DraftTrainer(
             module, self._samples, store, self._tables(), train, self._work_folder / CHECKPOINT_FILE
         )
-        before = self._untrained_acceptance(store)
         trainer.run(
             lambda step, steps, loss: self._progress("training", step, steps, f"loss {loss:.3f}"),
             should_stop,
         )
-        after = trainer.evaluate(trainer.holdout)
+        acceptance = trainer.evaluate(trainer.holdout)
         num_tokens = sum(len(sample.tokens) for sample in self._samples)
         recipe = {
             "num_samples": len(self._samples),
@@ -129,7 +128,7 @@ class DraftRun:
             **asdict(train),
         }
         write_draft_head(folder, module, config, self._draft_ids, self._layers, recipe)
-        return RunReport(len(self._samples), num_tokens, trainer.step, before, after)
+        return RunReport(len(self._samples), num_tokens, trainer.step, acceptance)
 
     def _features(self) -> FeatureStore:
         config = self._config
@@ -173,24 +172,11 @@ class DraftRun:
             head = read_tensor(weights.tensor(OUTPUT_HEAD), torch.bfloat16)
         return TargetTables(embedding, head[self._draft_ids].clone(), self._draft_ids)
 
-    def _untrained_acceptance(self, store: FeatureStore) -> dict[str, AcceptanceCurve]:
-        module = self._module()
-        start_from_target(module, self._config, self._checkpoint.weights, self._draft_ids)
-        untrained = DraftTrainer(
-            module,
-            self._samples,
-            store,
-            self._tables(),
-            self._settings.train,
-            self._work_folder / "none.pt",
-        )
-        return untrained.evaluate(untrained.holdout)
-
 
 def _cut(sample: Sample, max_tokens: int) -> Sample:
     if len(sample.tokens) <= max_tokens:
         return sample
-    return Sample(sample.tokens[:max_tokens], sample.answer_start, sample.domain)
+    return msgspec.structs.replace(sample, tokens=sample.tokens[:max_tokens])
 
 
 def _can_be_learnt(sample: Sample, settings: RunSettings) -> bool:

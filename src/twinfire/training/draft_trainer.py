@@ -21,6 +21,7 @@ from twinfire.training.acceptance import AcceptanceCurve
 from twinfire.training.draft_module import DraftModule, KeyValue
 from twinfire.training.feature_store import FeatureStore
 from twinfire.training.sample import Sample
+from twinfire.training.target_states import TextStates
 
 LOSS_DECAY = 0.8
 """Weight of a pass over that of the pass before it, as in the paper's own training code."""
@@ -116,7 +117,7 @@ class DraftTrainer:
             right = [
                 self._tables.draft_ids[logits[:num_rows].argmax(-1)]
                 == tokens[2 + index : 2 + index + num_rows]
-                for index, logits in enumerate(self._passes(number))
+                for index, logits in enumerate(self._passes(number, self._store.states(number)))
             ]
             curve = curves.setdefault(sample.domain, AcceptanceCurve())
             curve.add(torch.stack(right, dim=1)[first:])
@@ -153,15 +154,15 @@ class DraftTrainer:
 
     def _loss(self, number: int) -> Tensor:
         sample = self._samples[number]
-        final = self._store.states(number).final
+        states = self._store.states(number)
         with torch.no_grad():
-            target = F.linear(final, self._tables.head_rows).float().softmax(-1)
+            target = F.linear(states.final, self._tables.head_rows).float().softmax(-1)
         positions = torch.arange(len(sample.tokens))
         weight = torch.where(
             positions >= sample.answer_start - 1, 1.0, self._settings.prompt_weight
         )
         loss = torch.zeros(())
-        for index, logits in enumerate(self._passes(number)):
+        for index, logits in enumerate(self._passes(number, states)):
             num_rows = len(sample.tokens) - 1 - index
             # Row t of pass i predicts token t + 2 + i, which the target does at t + 1 + i.
             wanted, rows_weight = target[1 + index :], weight[1 + index :]
@@ -171,14 +172,13 @@ class DraftTrainer:
             loss = loss + LOSS_DECAY**index * mean
         return loss
 
-    def _passes(self, number: int) -> list[Tensor]:
+    def _passes(self, number: int, states: TextStates) -> list[Tensor]:
         """Return the logits of each pass; row t of pass i is valid while t + 1 + i is a token."""
         tokens = torch.tensor(self._samples[number].tokens)
-        features = self._store.states(number).features
         seen: list[KeyValue] = []
         logits: list[Tensor] = []
         with torch.autocast("cpu", torch.bfloat16):
-            feature = self.module.first_feature(features)
+            feature = self.module.first_feature(states.features)
             for index in range(self._settings.num_passes):
                 shifted = torch.zeros_like(tokens)
                 shifted[: len(tokens) - 1 - index] = tokens[1 + index :]
@@ -193,7 +193,6 @@ class DraftTrainer:
             "module": self.module.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "step": self.step,
-            "num_steps": self.num_steps,
         }
         partial = self._checkpoint_path.with_suffix(".partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
