@@ -18,6 +18,7 @@ from twinfire.gateway.cluster_control import (
     ClusterStatus,
     EngineStatus,
     WorkerStatus,
+    worker_status,
 )
 from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.protocol.errors import InvalidRequest
@@ -109,27 +110,15 @@ class LocalCluster:
 
 
 def _describe(pools: ModelPools, member: PoolMember) -> WorkerStatus:
-    info, load = member.info, member.load
-    slot = pools.supervisor.slot_of(info)
-    return WorkerStatus(
-        name=pools.supervisor.name_of(info),
-        instance_id=info.instance_id,
-        role=info.role,
+    slot = pools.supervisor.slot_of(member.info)
+    return worker_status(
+        member.info,
+        member.load,
+        name=pools.supervisor.name_of(member.info),
         model=pools.names[0],
-        host=info.host,
-        pid=info.pid,
         supervised=slot is not None,
         draining=member.is_draining,
-        running=load.running if load else 0,
-        waiting=load.waiting if load else 0,
-        prefill_tokens_waiting=load.prefill_tokens_waiting if load else 0,
-        kv_blocks_used=load.kv_blocks_used if load else 0,
-        kv_blocks_held=load.kv_blocks_held if load else 0,
-        kv_blocks_total=info.num_kv_blocks,
         restarts=slot.num_restarts if slot else 0,
-        block_size=info.block_size,
-        prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
-        decode_step_s=load.decode_step_s if load else 0.0,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from twinfire.protocol.messages import Role
+from twinfire.protocol.messages import Load, Role, WorkerInfo
 
 EngineState = Literal["ready", "unhealthy", "paused"]
 """`paused`: it broke several requests in a row and gets one to try from time to time."""
@@ -38,6 +38,39 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """Measured by the worker; 0 before the first prompt."""
     decode_step_s: float = 0.0
     """The same of a step that only decodes."""
+
+
+def worker_status(
+    info: WorkerInfo,
+    load: Load | None,
+    *,
+    name: str,
+    model: str,
+    supervised: bool,
+    draining: bool,
+    restarts: int,
+) -> WorkerStatus:
+    """Describe a worker by what it says of itself; `load` is None before its first report."""
+    return WorkerStatus(
+        name=name,
+        instance_id=info.instance_id,
+        role=info.role,
+        model=model,
+        host=info.host,
+        pid=info.pid,
+        supervised=supervised,
+        draining=draining,
+        running=load.running if load else 0,
+        waiting=load.waiting if load else 0,
+        prefill_tokens_waiting=load.prefill_tokens_waiting if load else 0,
+        kv_blocks_used=load.kv_blocks_used if load else 0,
+        kv_blocks_held=load.kv_blocks_held if load else 0,
+        kv_blocks_total=info.num_kv_blocks,
+        restarts=restarts,
+        block_size=info.block_size,
+        prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
+        decode_step_s=load.decode_step_s if load else 0.0,
+    )
 
 
 class AbsentWorker(msgspec.Struct, frozen=True):

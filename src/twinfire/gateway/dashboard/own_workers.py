@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from twinfire.gateway.cluster_control import AbsentState, AbsentWorker, ClusterStatus, WorkerStatus
+from twinfire.gateway.cluster_control import (
+    AbsentState,
+    AbsentWorker,
+    ClusterStatus,
+    WorkerStatus,
+    worker_status,
+)
 from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.hosted_model import HostedModel
 
@@ -28,26 +34,14 @@ def _present(hosted: HostedModel) -> WorkerStatus | None:
     info = hosted.backend.worker_info
     if info is None:
         return None
-    load = next(iter(hosted.metrics.loads.values()), None)
-    return WorkerStatus(
+    return worker_status(
+        info,
+        next(iter(hosted.metrics.loads.values()), None),
         name=info.name or _NAME,
-        instance_id=info.instance_id,
-        role=info.role,
         model=hosted.model.names[0],
-        host=info.host,
-        pid=info.pid,
         supervised=True,
         draining=info.draining,
-        running=load.running if load else 0,
-        waiting=load.waiting if load else 0,
-        prefill_tokens_waiting=load.prefill_tokens_waiting if load else 0,
-        kv_blocks_used=load.kv_blocks_used if load else 0,
-        kv_blocks_held=load.kv_blocks_held if load else 0,
-        kv_blocks_total=info.num_kv_blocks,
         restarts=0,
-        block_size=info.block_size,
-        prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
-        decode_step_s=load.decode_step_s if load else 0.0,
     )
 
 
