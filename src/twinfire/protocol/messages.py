@@ -16,7 +16,7 @@ import msgspec
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.startup_stages import Stage
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a message changes shape; peers of another version are refused."""
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -82,6 +82,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """What is left of the request's time; None for no limit."""
     hand_off: HandOff | None = None
     pull: PrefixPull | None = None
+    prediction: bytes = b""
+    """What the client expects the output to be (u32 ids); drafts come from it, never tokens."""
 
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True, tag="reserve"):
@@ -280,7 +282,7 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one choice gained in a step."""
+    """What one choice gained in a step; several tokens where drafts were accepted."""
 
     request_id: int
     choice: int
@@ -292,6 +294,10 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: LogprobRows | None = None
     ends_with_text: bool = False
     """Whether it ended by "stop" without an ending token, its grammar allowing nothing more."""
+    drafted: int = 0
+    """Draft tokens that were verified for this delta."""
+    accepted: int = 0
+    """Those of them that are among its tokens."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -321,6 +327,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Measured length of the last steps that only decoded; 0 before the first."""
     last_charge: int = 0
     """The receiving gateway's newest request id that this report accounts for."""
+    drafted: tuple[int, ...] = ()
+    """Draft tokens verified by position, the first after the newest token at 0; empty where the
+    worker does not speculate."""
+    accepted: tuple[int, ...] = ()
+    """Those accepted, by position."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
