@@ -19,7 +19,7 @@ from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.engine.deadlines import Deadlines
 from twinfire.engine.hand_off import HandOffEvent, Reservation
 from twinfire.engine.incoming_prompts import IncomingPrompts
-from twinfire.engine.inputs import DrawRow, PackedStep, pack_step
+from twinfire.engine.inputs import PackedStep, pack_step
 from twinfire.engine.load_meter import LoadMeter
 from twinfire.engine.outgoing_prompts import OutgoingPrompts
 from twinfire.engine.prefix_exchange import PrefixExchange
@@ -32,8 +32,9 @@ from twinfire.engine.request_checks import (
 )
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.runner import Runner
-from twinfire.engine.sampler import Sample, Sampler, SampleRow
+from twinfire.engine.sampler import Sampler
 from twinfire.engine.step_report import GatewayOutput, Outputs, StepReporter
+from twinfire.engine.verifier import Gain, Verifier
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import (
     ALL_CHOICES,
@@ -76,6 +77,7 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self._verifier = Verifier(sampler)
         self._clock = clock
         self._grammars = grammars
         self._table = RequestTable(scheduler)
@@ -229,14 +231,14 @@ class Engine:
         self._note_first_scheduled(plan)
         packed = pack_step(plan, self._table.owners, self._runner.kv_layout.block_size)
         self._runner.execute(packed.batch)
-        samples = self._draw(packed.draws)
+        gains = self._draw(packed)
         self._score_prompts(packed)
         for rows in packed.pooled_rows:
             rows.states.take(self._runner.logits(rows.first_row, rows.first_row + rows.count))
-        self._scheduler.commit(plan, _own_tokens(packed.draws, samples))
+        self._scheduler.commit(plan, _own_tokens(gains))
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
-        self._reporter.drawn(packed.draws, samples, outputs)
+        self._reporter.gained(gains, outputs)
         self._meter.note(plan, self._clock() - started_s)
         return outputs
 
@@ -335,20 +337,10 @@ class Engine:
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = self._clock()
 
-    def _draw(self, draws: list[DrawRow]) -> list[Sample]:
-        if not draws:
+    def _draw(self, packed: PackedStep) -> list[Gain]:
+        if not packed.draws:
             return []
-        rows = [
-            SampleRow(
-                params=draw.request.sampling,
-                choice=draw.choice,
-                position=draw.piece.end,
-                history=choice.history,
-                grammar=choice.grammar,
-            )
-            for draw, choice in ((draw, draw.request.choice(draw.choice)) for draw in draws)
-        ]
-        return self._sampler.sample(self._runner.logits(0, len(rows)), rows)
+        return self._verifier.draw(self._runner.logits(0, packed.num_draw_rows), packed.draws)
 
     def _score_prompts(self, packed: PackedStep) -> None:
         for rows in packed.prompt_rows:
@@ -364,10 +356,10 @@ class Engine:
                 rows.request.add_prompt_logprobs(scores, count)
 
 
-def _own_tokens(draws: list[DrawRow], samples: list[Sample]) -> dict[Sequence, list[int]]:
-    """Return the token that each planned sequence drew for itself, not for its forks."""
+def _own_tokens(gains: Series[Gain]) -> dict[Sequence, list[int]]:
+    """Return the tokens that each planned sequence drew for itself, not for its forks."""
     return {
-        draw.piece.sequence: [sample.token_id]
-        for draw, sample in zip(draws, samples, strict=True)
-        if draw.choice == draw.piece.sequence.key[2] and not sample.is_dead_end
+        gain.rows.piece.sequence: gain.token_ids
+        for gain in gains
+        if gain.choice.index == gain.rows.piece.sequence.key[2] and gain.token_ids
     }

@@ -1,7 +1,7 @@
 """Packs a step plan into the arrays of a step batch.
 
-Owns the order of the logit rows: first the rows that tokens are drawn from, one for each choice,
-then the prompt rows whose log-probabilities were asked for, last those that are pooled.
+Owns the order of the logit rows: first the rows that tokens are drawn from, choice by choice, then
+the prompt rows whose log-probabilities were asked for, last those that are pooled.
 """
 
 from __future__ import annotations
@@ -18,12 +18,26 @@ from twinfire.scheduler.step_plan import Slice, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRow:
-    """A logit row that one choice draws from."""
+class DrawRows:
+    """The logit rows [first_row, first_row + count) that one choice draws from, one after another.
+
+    Row i + 1 counts only if row i draws draft i of the piece.
+    """
 
     piece: Slice
     request: Request
     choice: int
+    first_row: int
+
+    @property
+    def count(self) -> int:
+        """One more than there are drafts."""
+        return 1 + len(self.piece.drafts)
+
+    @property
+    def first_position(self) -> int:
+        """Of the token that the first row draws, counted from the prompt's start."""
+        return self.piece.end - len(self.piece.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,8 @@ class PackedStep:
     """A batch and the meaning of its logit rows."""
 
     batch: StepBatch
-    draws: list[DrawRow]
+    draws: list[DrawRows]
+    num_draw_rows: int
     prompt_rows: list[PromptRows]
     pooled_rows: list[PooledRows]
 
@@ -69,7 +84,11 @@ def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int
     block_tables = _block_tables(slices, block_size)
     for row, piece in enumerate(slices):
         first, last = query_starts[row], query_starts[row + 1]
-        token_ids[first:last] = piece.sequence.tokens[piece.start : piece.end]
+        num_known = piece.num_tokens - len(piece.drafts)
+        token_ids[first : first + num_known] = piece.sequence.tokens[
+            piece.start : piece.start + num_known
+        ]
+        token_ids[first + num_known : last] = piece.drafts
         places = np.arange(piece.start, piece.end, dtype=np.int32)
         positions[first:last] = places
         blocks = block_tables[row, places // block_size]
@@ -86,7 +105,8 @@ def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int
         logit_rows=np.array(logit_rows, np.int32),
         block_copies=np.array(plan.block_copies, np.int32).reshape(-1, 2),
     )
-    return PackedStep(batch, draws, prompt_rows, pooled_rows)
+    num_draw_rows = sum(draw.count for draw in draws)
+    return PackedStep(batch, draws, num_draw_rows, prompt_rows, pooled_rows)
 
 
 def _block_tables(slices: list[Slice], block_size: int) -> Int32Array:
@@ -99,17 +119,18 @@ def _block_tables(slices: list[Slice], block_size: int) -> Int32Array:
 
 def _logit_rows(
     slices: list[Slice], requests: dict[Sequence, Request], query_starts: Int32Array
-) -> tuple[list[int], list[DrawRow], list[PromptRows]]:
+) -> tuple[list[int], list[DrawRows], list[PromptRows]]:
     rows: list[int] = []
-    draws: list[DrawRow] = []
+    draws: list[DrawRows] = []
     for index, piece in enumerate(slices):
         request = requests[piece.sequence]
         if not piece.reaches_end or request.sampling.max_tokens == 0:
             continue
         # A prompt's last row serves the first token of every choice that forks from it.
         for choice in request.choices_drawing_from(piece.sequence):
-            rows.append(int(query_starts[index + 1]) - 1)
-            draws.append(DrawRow(piece, request, choice))
+            stop = int(query_starts[index + 1])
+            draws.append(DrawRows(piece, request, choice, len(rows)))
+            rows.extend(range(stop - 1 - len(piece.drafts), stop))
     prompt_rows: list[PromptRows] = []
     for index, piece in enumerate(slices):
         request = requests[piece.sequence]

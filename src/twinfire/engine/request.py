@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twinfire.artifacts.token_grammar import CompiledGrammar
 from twinfire.engine.choice_grammar import ChoiceGrammar
+from twinfire.engine.logprob_rows import join_logprob_rows
 from twinfire.engine.pooled_states import PooledStates
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
@@ -117,11 +118,4 @@ class Request:
         """Return the scores of prompt tokens 1.., None when they are not wanted."""
         if not self.scores_prompt:
             return None
-        parts = self._prompt_logprobs
-        return LogprobRows(
-            k=parts[0].k if parts else 0,
-            token_logprobs=b"".join(part.token_logprobs for part in parts),
-            ranks=b"".join(part.ranks for part in parts),
-            top_ids=b"".join(part.top_ids for part in parts),
-            top_logprobs=b"".join(part.top_logprobs for part in parts),
-        )
+        return join_logprob_rows(self._prompt_logprobs)

@@ -8,6 +8,7 @@ reductions come from the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,25 +59,44 @@ class Sampler:
     def __init__(self, ops: SamplingOps) -> None:
         self._ops = ops
 
-    def sample(self, logits: Logits, rows: list[SampleRow]) -> list[Sample]:
-        """Draw one token for each row of `logits` [len(rows), vocab], which is modified."""
-        reported = [self._report_before(logits, index, row) for index, row in enumerate(rows)]
-        for index, row in enumerate(rows):
-            if row.grammar is not None:
-                self._ops.keep_allowed(logits[index], row.grammar.allowed())
-            if changes_logits(row.params, row.history.num_output):
-                process_logits(logits[index], row.params, row.history)
-        greedy = self._ops.argmax(logits)
-        samples: list[Sample] = []
-        for index, row in enumerate(rows):
-            greedy_id = int(greedy[index])
-            if row.grammar is not None and not logits[index, greedy_id] > -np.inf:
-                samples.append(Sample(greedy_id, None, is_dead_end=True))
-                continue
-            token_id = greedy_id if row.params.greedy else self._draw(logits[index], row)
-            report = reported[index]
-            samples.append(Sample(token_id, report.of(token_id) if report else None))
-        return samples
+    def sample(
+        self,
+        logits: Logits,
+        rows: list[SampleRow],
+        places: Sequence[int] | None = None,
+        raw_argmax: Ids | None = None,
+    ) -> list[Sample]:
+        """Draw one token for each of `rows` from its row of `logits` [*, vocab], which is modified.
+
+        `places` are the rows' numbers in `logits`, the first ones by default. `raw_argmax` [*] is
+        that of all of `logits` before anything modified it, for callers that draw in turns.
+        """
+        if places is None:
+            places = range(len(rows))
+        if raw_argmax is None:
+            raw_argmax = self.argmax(logits)
+        return [
+            self._sample_one(logits, place, int(raw_argmax[place]), row)
+            for place, row in zip(places, rows, strict=True)
+        ]
+
+    def argmax(self, logits: Logits) -> Ids:
+        """Return each row's most likely token [*]."""
+        return self._ops.argmax(logits)
+
+    def _sample_one(self, logits: Logits, place: int, greedy_id: int, row: SampleRow) -> Sample:
+        report = self._report_before(logits, place, row)
+        changes = changes_logits(row.params, row.history.num_output)
+        if row.grammar is not None:
+            self._ops.keep_allowed(logits[place], row.grammar.allowed())
+        if changes:
+            process_logits(logits[place], row.params, row.history)
+        if changes or row.grammar is not None:
+            greedy_id = int(self._ops.argmax(logits[place : place + 1])[0])
+        if row.grammar is not None and not logits[place, greedy_id] > -np.inf:
+            return Sample(greedy_id, None, is_dead_end=True)
+        token_id = greedy_id if row.params.greedy else self._draw(logits[place], row)
+        return Sample(token_id, report.of(token_id) if report else None)
 
     def score(self, logits: Logits, token_ids: Ids, num_top: int) -> LogprobRows:
         """Report `token_ids` [rows] under `logits` [rows, vocab] with the `num_top` most likely."""

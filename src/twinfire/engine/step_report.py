@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
-from twinfire.engine.inputs import DrawRow
 from twinfire.engine.outgoing_prompts import OutgoingPrompts
 from twinfire.engine.request import Choice, Request
 from twinfire.engine.request_table import RequestTable
-from twinfire.engine.sampler import Sample
+from twinfire.engine.verifier import Gain
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import (
     ChoiceDelta,
@@ -63,7 +63,7 @@ class StepReporter:
         """End a request whose time is over."""
         for choice in request.choices:
             if choice.finish_reason is None:
-                delta = _delta(request, choice, [], "timeout")
+                delta = _delta(request, choice, "timeout")
                 if not request.handed_over:
                     outputs[request.gateway_id].deltas.append(delta)
             if choice.sequence is not None:
@@ -121,7 +121,7 @@ class StepReporter:
                 continue
             prompt = self._prompt_done(request, piece.sequence)
             deltas = [
-                _delta(request, choice, [], "length")
+                _delta(request, choice, "length")
                 for choice in request.choices
                 if choice.finish_reason is None
             ]
@@ -134,45 +134,46 @@ class StepReporter:
             self._table.drop(piece.sequence, request.choices[0])
             self._table.forget_if_finished(request)
 
-    def drawn(self, draws: list[DrawRow], samples: list[Sample], outputs: Outputs) -> None:
+    def gained(self, gains: Series[Gain], outputs: Outputs) -> None:
         """Turn drawn tokens into deltas; fork, hand over and end sequences."""
-        refused = _follow_grammars(draws, samples)
-        forked: list[tuple[DrawRow, Choice]] = []
+        forked: list[Gain] = []
         ended: list[tuple[Sequence, Choice]] = []
-        handed_over: dict[Sequence, tuple[DrawRow, PromptDone, list[ChoiceDelta]]] = {}
-        for draw, sample in zip(draws, samples, strict=True):
-            request, choice = draw.request, draw.request.choice(draw.choice)
-            parent = draw.piece.sequence
-            if request in refused:
+        handed_over: dict[Sequence, tuple[Gain, PromptDone, list[ChoiceDelta]]] = {}
+        refused = {gain.request: gain.refusal for gain in gains if gain.refusal is not None}
+        for gain in gains:
+            request, choice, parent = gain.request, gain.choice, gain.rows.piece.sequence
+            choice.finish_reason = gain.finish_reason
+            if request in refused and not (gain.token_ids and request.prompt_done):
                 continue
             if not request.prompt_done:
                 request.prompt_done = True
                 prompt = self._prompt_done(request, parent)
                 if request.handed_over:
-                    handed_over[parent] = draw, prompt, []
+                    handed_over[parent] = gain, prompt, []
                 else:
                     outputs[request.gateway_id].prompts.append(prompt)
-            delta = _drawn_delta(request, choice, sample)
-            finish_reason = delta.finish_reason
+            delta = _gained_delta(gain)
             if request.handed_over:
                 handed_over[parent][2].append(delta)
                 continue
             outputs[request.gateway_id].deltas.append(delta)
-            if choice.sequence is None and finish_reason is None:
-                forked.append((draw, choice))
-            elif choice.sequence is not None and finish_reason is not None:
+            if request in refused:
+                continue
+            if choice.sequence is None and choice.finish_reason is None:
+                forked.append(gain)
+            elif choice.sequence is not None and choice.finish_reason is not None:
                 ended.append((choice.sequence, choice))
         # Forks share the parent's blocks, so the parent is dropped after them.
-        for draw, choice in forked:
-            self._table.fork(draw.request, draw.piece.sequence, choice)
-        for sequence, (draw, prompt, first) in handed_over.items():
-            self._hand_over(draw.request, sequence, draw.piece.end, prompt, first)
-        ended.extend(_cancelled_parents(draws))
+        for gain in forked:
+            self._table.fork(gain.request, gain.rows.piece.sequence, gain.choice)
+        for sequence, (gain, prompt, first) in handed_over.items():
+            self._hand_over(gain.request, sequence, gain.rows.piece.end, prompt, first)
+        ended.extend(_cancelled_parents(gains))
         for sequence, choice in ended:
             self._table.drop(sequence, choice)
         for request, error in refused.items():
             self.refused(request, error, outputs)
-        for request in {draw.request for draw in draws}:
+        for request in {gain.request for gain in gains}:
             self._table.forget_if_finished(request)
 
     def _hand_over(
@@ -205,94 +206,37 @@ class StepReporter:
         )
 
 
-def _delta(
-    request: Request,
-    choice: Choice,
-    tokens: list[int],
-    finish_reason: FinishReason | None,
-    stop_token_id: int | None = None,
-    sample: Sample | None = None,
-    *,
-    ends_with_text: bool = False,
-) -> ChoiceDelta:
+def _delta(request: Request, choice: Choice, finish_reason: FinishReason) -> ChoiceDelta:
+    """End a choice without a token."""
     choice.finish_reason = finish_reason
     return ChoiceDelta(
         request_id=request.request_id,
         choice=choice.index,
-        tokens=pack_ids(tokens),
+        tokens=b"",
         finish_reason=finish_reason,
-        stop_token_id=stop_token_id,
-        logprobs=sample.logprobs if sample else None,
-        ends_with_text=ends_with_text,
+        stop_token_id=None,
+        logprobs=None,
     )
 
 
-def _cancelled_parents(draws: list[DrawRow]) -> list[tuple[Sequence, Choice]]:
+def _gained_delta(gain: Gain) -> ChoiceDelta:
+    return ChoiceDelta(
+        request_id=gain.request.request_id,
+        choice=gain.choice.index,
+        tokens=pack_ids(gain.token_ids),
+        finish_reason=gain.finish_reason,
+        stop_token_id=gain.stop_token_id,
+        logprobs=gain.logprobs(),
+        ends_with_text=gain.ends_with_text,
+        drafted=len(gain.rows.piece.drafts),
+        accepted=gain.num_accepted,
+    )
+
+
+def _cancelled_parents(gains: Series[Gain]) -> list[tuple[Sequence, Choice]]:
     """Return sequences whose own choice was cancelled while they computed the prompt for others."""
-    parents = {draw.piece.sequence: draw.request for draw in draws}
+    parents = {gain.rows.piece.sequence: gain.request for gain in gains}
     choices = [(sequence, request.choice(sequence.key[2])) for sequence, request in parents.items()]
     return [
         (sequence, choice) for sequence, choice in choices if choice.finish_reason == "cancelled"
     ]
-
-
-def _follow_grammars(draws: list[DrawRow], samples: list[Sample]) -> dict[Request, InvalidRequest]:
-    """Advance the choices' grammars by what was drawn; return the requests that cannot go on."""
-    refused: dict[Request, InvalidRequest] = {}
-    for draw, sample in zip(draws, samples, strict=True):
-        request, grammar = draw.request, draw.request.choice(draw.choice).grammar
-        if grammar is None:
-            continue
-        if sample.is_dead_end:
-            # An output that is complete ends where nothing can be added, for whatever reason.
-            if not grammar.may_end:
-                refused[request] = _dead_end(request, grammar.failure)
-        elif sample.token_id not in request.ending_token_ids and not grammar.accept(
-            sample.token_id
-        ):
-            refused[request] = _dead_end(request, grammar.failure)
-    return refused
-
-
-def _dead_end(request: Request, failure: str) -> InvalidRequest:
-    if failure:
-        return InvalidRequest(f"the output could not be held to its grammar: {failure}")
-    sampling = request.sampling
-    limits = {
-        "allowed_token_ids": bool(sampling.allowed_token_ids),
-        "logit_bias": bool(sampling.logit_bias),
-        "bad_words": bool(sampling.bad_words),
-        "min_tokens": sampling.min_tokens > 0,
-        "stop_token_ids": bool(sampling.stop_token_ids),
-    }
-    named = [name for name, is_set in limits.items() if is_set]
-    return InvalidRequest(
-        "the grammar and " + (", ".join(named) or "the vocabulary") + " leave no token to draw",
-        param=named[0] if named else None,
-    )
-
-
-def _drawn_delta(request: Request, choice: Choice, sample: Sample) -> ChoiceDelta:
-    """Record a choice's drawn token; return what it gained."""
-    if sample.is_dead_end:
-        return _delta(request, choice, [], "stop", ends_with_text=True)
-    token_id = sample.token_id
-    choice.history.append(token_id)
-    finish_reason: FinishReason | None = None
-    stop_token_id, ends_with_text = None, False
-    if token_id in request.ending_token_ids:
-        finish_reason = "stop"
-        stop_token_id = token_id if token_id in request.sampling.stop_token_ids else None
-    elif choice.grammar is not None and choice.grammar.is_done:
-        finish_reason, ends_with_text = "stop", True
-    elif choice.history.num_output >= request.sampling.max_tokens:
-        finish_reason = "length"
-    return _delta(
-        request,
-        choice,
-        [token_id],
-        finish_reason,
-        stop_token_id,
-        sample,
-        ends_with_text=ends_with_text,
-    )

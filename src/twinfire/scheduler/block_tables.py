@@ -98,12 +98,18 @@ class BlockTables:
         sequence.block_ids = prefix
         sequence.num_computed_tokens = len(prefix) * self._config.block_size
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make room for the first `num_tokens` tokens, or return False with nothing changed."""
+    def grow(self, sequence: Sequence, num_tokens: int, num_spare: int = 0) -> bool:
+        """Make room for the first `num_tokens` tokens, or return False with nothing changed.
+
+        `num_spare` blocks are left free where new ones have to be taken.
+        """
         num_blocks = len(sequence.block_ids)
         if num_tokens <= num_blocks * self._config.block_size:
             return True
-        blocks = self.pool.allocate(self._config.blocks_for(num_tokens) - num_blocks)
+        num_new = self._config.blocks_for(num_tokens) - num_blocks
+        if num_new + num_spare > self.pool.num_free:
+            return False
+        blocks = self.pool.allocate(num_new)
         if blocks is None:
             return False
         sequence.block_ids += blocks

@@ -104,6 +104,14 @@ class Scheduler:
         """KV blocks that exist."""
         return self.pool.num_blocks
 
+    def decoding(self) -> list[Sequence]:
+        """Return the running sequences that only their next token is to be computed of."""
+        return [
+            sequence
+            for sequence in self._line.running
+            if sequence.num_tokens - sequence.num_computed_tokens == 1
+        ]
+
     def get(self, key: Key) -> Sequence | None:
         """Return the unfinished sequence of this key, None if there is none."""
         return self._sequences.get(key)
@@ -251,12 +259,12 @@ class Scheduler:
             if not piece.is_live:
                 continue
             sequence = piece.sequence
-            num_computed_tokens = piece.end
+            num_computed_tokens = piece.end - len(piece.drafts)
             drawn = new_tokens.get(sequence)
             if drawn:
                 sequence.tokens.extend(drawn)
                 # The last token drawn is never computed; with drafts, neither are those rejected.
-                num_computed_tokens = min(num_computed_tokens, sequence.num_tokens - 1)
+                num_computed_tokens = min(piece.end, sequence.num_tokens - 1)
             self._tables.advance(sequence, num_computed_tokens)
         self._tables.end_step()
 

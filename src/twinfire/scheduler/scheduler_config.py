@@ -34,6 +34,8 @@ class SchedulerConfig:
     """Who goes first: the earliest arrival, or the lowest `priority` and then the earliest."""
     enable_prefix_cache: bool = True
     """Whether computed blocks are found again by their content."""
+    num_lookahead_tokens: int = 0
+    """Room that a drafter wants after what a step computes, given where blocks are to spare."""
     hash_seed: bytes = b""
     """Shared by the workers that exchange block hashes; empty draws one at random."""
 
@@ -56,6 +58,10 @@ class SchedulerConfig:
             )
         if self.watermark_blocks is not None and self.watermark_blocks < 0:
             raise ValueError(f"watermark_blocks is {self.watermark_blocks}; it must be at least 0")
+        if self.num_lookahead_tokens < 0:
+            raise ValueError(
+                f"num_lookahead_tokens is {self.num_lookahead_tokens}; it must be at least 0"
+            )
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"policy is {self.policy!r}; it must be 'fcfs' or 'priority'")
 

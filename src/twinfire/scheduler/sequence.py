@@ -45,6 +45,8 @@ class Sequence:
     """Of the full blocks of `tokens`, extended as they fill; survives preemption."""
     run_epoch: int = 0
     """Raised by preemption and abort; results of an older epoch are dropped."""
+    drafts: tuple[int, ...] = ()
+    """Guesses at what comes after `tokens`, for the next step alone; dropped where no room is."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache at first admission; None before it."""
     num_preemptions: int = 0

@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twinfire.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens [start, start + num_tokens) of a sequence."""
+    """Tokens [start, start + num_tokens) of a sequence, the last of which may be drafts."""
 
     sequence: Sequence
     start: int
     num_tokens: int
+    """Drafts included."""
     run_epoch: int
     """The sequence's epoch when this was planned."""
+    drafts: tuple[int, ...] = ()
+    """Tokens after the sequence's last, to be computed in case that they are what it draws."""
 
     @property
     def end(self) -> int:
@@ -28,7 +31,7 @@ class Slice:
     @property
     def reaches_end(self) -> bool:
         """Whether the next token can be drawn from the last row. Meaningless after commit."""
-        return self.end == self.sequence.num_tokens
+        return self.end - len(self.drafts) == self.sequence.num_tokens
 
     @property
     def is_live(self) -> bool:
@@ -66,6 +69,14 @@ class StepDraft:
         self.slices[sequence] = piece
         self.budget -= num_tokens
         return piece
+
+    def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Plan drafts after a sequence's last token, which is planned."""
+        piece = self.slices[sequence]
+        self.slices[sequence] = replace(
+            piece, num_tokens=piece.num_tokens + len(drafts), drafts=drafts
+        )
+        self.budget -= len(drafts)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what was planned for a sequence, if anything was."""

@@ -39,11 +39,34 @@ class StepPlanner:
             elif remaining > 1:
                 prefilling.append(sequence)
         prefilling.sort(key=self._line.rank)
-        for sequence in (*decoding, *prefilling):
+        self._plan_each(draft, decoding)
+        self._plan_drafts(draft, decoding)
+        self._plan_each(draft, prefilling)
+
+    def _plan_each(self, draft: StepDraft, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             if draft.budget == 0:
                 break
             if sequence.status is Status.RUNNING:  # Not preempted for one before it.
                 self._plan_one_running(draft, sequence)
+
+    def _plan_drafts(self, draft: StepDraft, decoding: list[Sequence]) -> None:
+        """Add what is guessed, as far as nobody else needs the tokens and blocks."""
+        num_lookahead = self._config.num_lookahead_tokens
+        if not (num_lookahead or any(sequence.drafts for sequence in decoding)):
+            return
+        num_spare = self._line.num_blocks_promised() + self._line.watermark()
+        for sequence in decoding:
+            drafts, sequence.drafts = sequence.drafts[: draft.budget], ()
+            piece = draft.slices.get(sequence)
+            if piece is None or draft.preempted:
+                continue
+            num_wanted = min(piece.end + len(drafts) + num_lookahead, sequence.max_total_tokens)
+            if not self._tables.grow(sequence, num_wanted, num_spare):
+                num_room = len(sequence.block_ids) * self._config.block_size - piece.end
+                drafts = drafts[:num_room]
+            if drafts:
+                draft.add_drafts(sequence, drafts)
 
     def _plan_one_running(self, draft: StepDraft, sequence: Sequence) -> None:
         num_tokens = self._num_tokens_to_plan(draft, sequence)
