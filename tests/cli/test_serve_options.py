@@ -35,6 +35,16 @@ def test_defaults() -> None:
     assert (options.model, options.host, options.port) == ("smollm2-135m", "127.0.0.1", 8000)
     assert options.enable_prefix_caching
     assert options.kv_cache_bytes is None
+    assert options.speculate == "off"
+
+
+def test_how_tokens_are_guessed_ahead_is_checked_when_it_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert parse("--speculate", "suffix:max_drafts=8").speculate == "suffix:max_drafts=8"
+    with pytest.raises(SystemExit):
+        parse("--speculate", "suffix:max_drafts=0")
+    assert "max_drafts is '0'; it must be a number from 1 to 64" in capsys.readouterr().err
 
 
 def test_the_file_sets_options_and_the_command_line_wins(config_file: Path) -> None:
@@ -56,6 +66,7 @@ def test_the_file_sets_options_and_the_command_line_wins(config_file: Path) -> N
         ('port = "x"', "port"),
         ("no-prefix-caching = 3", "must be true or false"),
         ('dtype = "int3"', "must be one of"),
+        ('speculate = "ngram:head=x"', "ngram has no option 'head'"),
         ("port = [1]", "must be a plain value"),
         ("[serve]\nport = 1", "unknown option 'serve'"),
         ("port = ", "not valid TOML"),

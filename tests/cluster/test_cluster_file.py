@@ -52,6 +52,14 @@ def test_what_is_given_replaces_the_defaults(tmp_path: Path) -> None:
     )
 
 
+def test_how_a_model_guesses_tokens_ahead_is_checked_with_the_file(tmp_path: Path) -> None:
+    models = "[[model]]\nmodel = 'a'\n[[model]]\nmodel = 'b'\nspeculate = 'suffix:max_drafts={}'"
+    cluster = read(tmp_path, models.format(8))
+    assert [model.speculate for model in cluster.models] == ["off", "suffix:max_drafts=8"]
+    with pytest.raises(InvalidRequest, match=r"model\[1\]\.speculate: max_drafts is '99'; .* 64"):
+        read(tmp_path, models.format(99))
+
+
 def test_a_list_of_models_keeps_its_order(tmp_path: Path) -> None:
     cluster = read(tmp_path, "[[model]]\nmodel = 'a'\n[[model]]\nmodel = 'b'")
     assert [model.model for model in cluster.models] == ["a", "b"]

@@ -115,6 +115,7 @@ def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConf
         backend=options.backend,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        speculate=options.speculate,
         threads=options.threads,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,

@@ -23,6 +23,7 @@ from twinfire.cli.access_options import AccessOptions, access_options, add_acces
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.ready_message import base_url, ready_message
+from twinfire.cli.speculate_option import add_speculate_argument
 from twinfire.cli.tracing_option import add_tracing_argument, checked_endpoint
 from twinfire.cluster.cluster_file import ClusterFile, ModelTable, read_cluster_file
 from twinfire.gateway.listening import bind_socket, run_event_loop
@@ -57,6 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="TCP port, 0 for any")
     add_alias_argument(parser)
+    add_speculate_argument(parser, default=None)
     parser.add_argument("--pd-policy", choices=PD_POLICIES, help="when a prompt changes hands")
     add_access_arguments(parser)
     add_tracing_argument(parser)
@@ -102,7 +104,21 @@ def _with_options(cluster: ClusterFile, args: argparse.Namespace) -> ClusterFile
         if not isinstance(model, ModelTable):
             raise InvalidRequest("--model goes with one model; the file has a list of them")
         model = msgspec.structs.replace(model, model=args.model)
+    if args.speculate is not None:
+        model = _speculating(model, args.speculate)
     return msgspec.structs.replace(cluster, gateway=gateway, model=model)
+
+
+def _speculating(
+    model: ModelTable | tuple[ModelTable, ...], speculate: str
+) -> ModelTable | tuple[ModelTable, ...]:
+    """Tell every model of our own workers; other engines are told by those who start them."""
+    if isinstance(model, ModelTable):
+        return msgspec.structs.replace(model, speculate=speculate)
+    return tuple(
+        msgspec.structs.replace(one, speculate=speculate) if one.external is None else one
+        for one in model
+    )
 
 
 def _check_distinct(resolved: Sequence[ResolvedModel]) -> None:

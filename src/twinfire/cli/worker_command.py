@@ -12,6 +12,7 @@ from twinfire.artifacts.model_store import resolve_model
 from twinfire.cli.byte_size import parse_byte_size
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.scale_command import ROLES
+from twinfire.cli.speculate_option import add_speculate_argument
 from twinfire.protocol.addresses import parse_address
 from twinfire.protocol.errors import TwinfireError
 from twinfire.protocol.worker_config import TlsFiles, WorkerConfig, encode_worker_config
@@ -43,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--connector", choices=["socket", "nixl"], default="socket")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quantization", choices=["auto", "none", "int8", "int4"], default="auto")
+    add_speculate_argument(parser)
     parser.add_argument("--kv-cache-memory", type=parse_byte_size, metavar="SIZE")
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     parser.add_argument("--served-model-name", metavar="NAME")
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         connector=args.connector,
         threads=args.threads,
         quantization=args.quantization,
+        speculate=args.speculate,
         kv_cache_bytes=args.kv_cache_memory,
         max_model_len=args.max_model_len,
         weight_cache_dir=str(Env.read().cache_dir / "packed-weights"),

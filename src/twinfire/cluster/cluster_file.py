@@ -33,6 +33,7 @@ from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.gateway.settings import WorkersAiStreams
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Role
+from twinfire.protocol.speculation import parse_speculation
 from twinfire.protocol.worker_config import (
     ConnectorKind,
     Dtype,
@@ -105,6 +106,8 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
+    speculate: str = "off"
+    """How every worker guesses tokens ahead, as after `--speculate`."""
     max_model_len: int | None = None
     tool_parser: str = "auto"
     """How tool calls are read: a form's name, `auto` or `none`."""
@@ -211,6 +214,10 @@ def _check_external(
 
 
 def _check_pools(model: ModelTable, where: str, *, takes_others: bool) -> None:
+    try:
+        parse_speculation(model.speculate)
+    except InvalidRequest as fault:
+        raise InvalidRequest(f"{where}.{fault}") from None
     for role, pool in model.pools():
         if pool.count < 0:
             raise InvalidRequest(f"{where}.{role}.count is {pool.count}; 0 is the least")

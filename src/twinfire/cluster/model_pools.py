@@ -101,6 +101,7 @@ def worker_config(base: WorkerConfig, table: ModelTable, resolved: ResolvedModel
         dtype=table.dtype,
         quantization=table.quantization,
         kv_cache_dtype=table.kv_cache_dtype,
+        speculate=table.speculate,
         max_model_len=table.max_model_len,
         connector=table.connector,
     )

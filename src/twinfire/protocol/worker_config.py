@@ -42,6 +42,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto keeps the precision of the weights' own format."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """auto is what the model computes in."""
+    speculate: str = "off"
+    """How tokens are guessed ahead (`speculation.parse_speculation`)."""
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
