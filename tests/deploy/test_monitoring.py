@@ -22,7 +22,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 GRAFANA = DEPLOY / "grafana" / "twinfire.json"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
-LABELS = {"le", "part", "reason", "finished_reason", "worker", "role", "model_name", "instance"}
+OF_WHAT = {"le", "part", "reason", "finished_reason", "position"}
+LABELS = OF_WHAT | {"worker", "role", "model_name", "instance"}
 
 
 def exposed_names() -> set[str]:

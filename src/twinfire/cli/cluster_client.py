@@ -57,7 +57,8 @@ def show(args: argparse.Namespace, status: dict[str, Any]) -> None:
     if args.json:
         print(json.dumps(status, indent=2))
         return
-    header = ("worker", "role", "pid", "host", "running", "waiting", "KV used/total", "state")
+    places = ("worker", "role", "pid", "host")
+    header = (*places, "running", "waiting", "KV used/total", "drafts", "state")
     rows = [
         (
             worker["name"],
@@ -67,12 +68,13 @@ def show(args: argparse.Namespace, status: dict[str, Any]) -> None:
             str(worker["running"]),
             str(worker["waiting"]),
             f"{worker['kv_blocks_used']}/{worker['kv_blocks_total']}",
+            _drafts(worker),
             ("draining" if worker["draining"] else "ready") + _restarts(worker),
         )
         for worker in status["workers"]
     ]
     rows += [
-        (worker["name"], worker["role"], *("-",) * 5, _absence(worker))
+        (worker["name"], worker["role"], *("-",) * 6, _absence(worker))
         for worker in status["absent"]
     ]
     if rows or not status["engines"]:
@@ -103,6 +105,15 @@ def _print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     for row in (header, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def _drafts(worker: dict[str, Any]) -> str:
+    """Return the share of draft tokens that was accepted, and the tokens of a step with drafts."""
+    drafted, accepted = worker.get("drafted", ()), worker.get("accepted", ())
+    if not any(drafted):
+        return "-"
+    share, length = sum(accepted) / sum(drafted), 1 + sum(accepted) / drafted[0]
+    return f"{share:.0%}, {length:.1f} tokens"
 
 
 def _absence(worker: dict[str, Any]) -> str:

@@ -38,6 +38,10 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """Measured by the worker; 0 before the first prompt."""
     decode_step_s: float = 0.0
     """The same of a step that only decodes."""
+    drafted: tuple[int, ...] = ()
+    """Draft tokens verified since its start, by position; empty where it does not speculate."""
+    accepted: tuple[int, ...] = ()
+    """Those accepted."""
 
 
 def worker_status(
@@ -70,6 +74,8 @@ def worker_status(
         block_size=info.block_size,
         prefill_tokens_per_s=load.prefill_tokens_per_s if load else 0.0,
         decode_step_s=load.decode_step_s if load else 0.0,
+        drafted=load.drafted if load else (),
+        accepted=load.accepted if load else (),
     )
 
 

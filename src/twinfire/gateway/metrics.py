@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from twinfire.gateway.draft_counters import DraftCounters
 from twinfire.gateway.tallies import HistogramTally
 from twinfire.protocol.messages import Load, WorkerInfo
 from twinfire.protocol.startup_stages import Stage
@@ -84,6 +85,7 @@ class Metrics:
         self.prefix_hits = self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache"
         )
+        self._drafts = DraftCounters(PREFIX, self._model_name, self._registry)
         self.preemptions = self._counter("num_preemptions", "Preemptions by the scheduler")
         self.iteration_tokens = self._tally(
             "iteration_tokens_total", "Tokens computed in an engine step", _ITERATION_BUCKETS
@@ -185,6 +187,7 @@ class Metrics:
             self.preemptions.inc(max(0, load.preemptions - counted.preemptions))
             self.prefix_queries.inc(max(0, load.prefix_queries - counted.prefix_queries))
             self.prefix_hits.inc(max(0, load.prefix_hits - counted.prefix_hits))
+            self._drafts.count(load, counted)
 
     def _count_tokens(self) -> None:
         self._generation_tokens.inc(self.num_generated_tokens - self._num_rendered_tokens)

@@ -24,6 +24,10 @@ class RequestMeter:
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
         """Of the output, where a dialect tells the reasoning from the answer."""
+        self.num_accepted_tokens = 0
+        """Of the output, tokens that were drafted before they were drawn."""
+        self.num_rejected_tokens = 0
+        """Drafted tokens that are no part of the output."""
         self.queue_s = 0.0
         """The longest that a prompt waited at its worker."""
         self.ttft_s: float | None = None
@@ -98,11 +102,17 @@ class RequestMeter:
             if choice % self._n == 0:
                 self._observe_first_token(choice // self._n, now)
         else:
-            metrics.inter_token.observe(now - self._last_token_s[choice])
+            # Tokens that come together count as evenly spread over the wait for them.
+            metrics.inter_token.observe((now - self._last_token_s[choice]) / gained, gained)
         self._last_token_s[choice] = now
         self._num_tokens[choice] = num_output_tokens
         self.num_output_tokens += gained
         metrics.num_generated_tokens += gained
+
+    def drafts(self, num_drafted: int, num_accepted: int) -> None:
+        """`num_drafted` tokens were verified, of which `num_accepted` are served."""
+        self.num_accepted_tokens += num_accepted
+        self.num_rejected_tokens += num_drafted - num_accepted
 
     def _observe_first_token(self, prompt_index: int, now_s: float) -> None:
         metrics = self._metrics

@@ -34,10 +34,10 @@ class HistogramTally(Collector):
         self._sum = 0.0
         registry.register(self)
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one value, or several that are equal."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def collect(self) -> Iterable[Metric]:
         """Return the histogram as it is now."""

@@ -45,6 +45,8 @@ class GenerationJob:
     text: TextOptions
     priority: int = 0
     cache_salt: str = ""
+    prediction: bytes = b""
+    """What the client expects as output (u32 ids); the answer is the same without it."""
     context: RequestContext = NO_CONTEXT
 
     @property
@@ -156,8 +158,13 @@ class TextGeneration:
             return None
         if event.finish_reason in ("error", "cancelled", "timeout"):
             raise _failure(event.finish_reason)
+        num_before = choice.num_output_tokens
         delta = choice.feed(event)
         self.meter.tokens(delta.index, delta.num_output_tokens)
+        if event.drafted:
+            # A stop string may have cut off tokens that the worker accepted.
+            num_gained = delta.num_output_tokens - num_before
+            self.meter.drafts(event.drafted, min(event.accepted, num_gained))
         if delta.finish_reason is not None:
             self._num_unfinished -= 1
             self.meter.choice_finished(delta.index, delta.finish_reason)

@@ -116,8 +116,10 @@ class Attempt:
         hand_off = HandOff(self.decode.info.peer)
         self._prefill_is_open = True
         try:
+            # The prediction is of use only where tokens are drafted.
             prefill.link.send_request(
-                msgspec.structs.replace(submit, hand_off=hand_off, pull=pull), _PrefillLeg(self)
+                msgspec.structs.replace(submit, hand_off=hand_off, pull=pull, prediction=b""),
+                _PrefillLeg(self),
             )
         except WorkerLost as error:
             self._fail(error, prefill)

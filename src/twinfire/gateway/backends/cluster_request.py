@@ -80,4 +80,5 @@ class ClusterRequest:
             choices=() if is_whole else tuple(choices),
             outputs=tuple(bytes(self.outputs[choice]) for choice in choices) if has_output else (),
             timeout_s=timeout_s,
+            prediction=self.context.prediction,
         )

@@ -19,6 +19,8 @@ class RequestContext:
     """Whether it is refused where it would have to wait for a worker."""
     pd_policy: PdPolicy | None = None
     """Overrides the cluster's own."""
+    prediction: bytes = b""
+    """What the client expects as output (u32 ids); only whoever decodes has use for it."""
     account: str = ""
     """Who pays; for logs and metrics only."""
 

@@ -118,7 +118,13 @@ class WorkerLink(asyncio.Protocol):
         if context.deadline_s is not None:
             timeout_s = max(context.deadline_s - asyncio.get_running_loop().time(), 0.0)
         message = Submit(
-            request_id, pack_ids(prompt), sampling, priority, cache_salt, timeout_s=timeout_s
+            request_id,
+            pack_ids(prompt),
+            sampling,
+            priority,
+            cache_salt,
+            timeout_s=timeout_s,
+            prediction=context.prediction,
         )
         self.send_request(message, generation)
         if context.deadline_s is not None:

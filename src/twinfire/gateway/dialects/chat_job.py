@@ -21,6 +21,7 @@ from twinfire.gateway.dialects.conversation import (
 from twinfire.gateway.dialects.generate import answer_id, checked_cache_salt
 from twinfire.gateway.dialects.logprobs import LogprobFormat
 from twinfire.gateway.dialects.not_served import refuse_unserved_chat
+from twinfire.gateway.dialects.prediction import predicted_output
 from twinfire.gateway.dialects.prompts import check_min_tokens, output_bound, truncate
 from twinfire.gateway.dialects.requests import ChatRequest
 from twinfire.gateway.dialects.sampling import (
@@ -124,6 +125,7 @@ async def prepare_chat(
     if not prompt:
         raise InvalidRequest("The rendered `messages` have no tokens.", "messages")
     prompt = truncate(prompt, request, model, asked)
+    prediction = await predicted_output(gateway, request.prediction, model)
     max_tokens = output_bound(
         len(prompt), asked, model, default=None, param=param, prompt_param="messages"
     )
@@ -139,6 +141,7 @@ async def prepare_chat(
         text=options,
         priority=request.priority or 0,
         cache_salt=cache_salt,
+        prediction=prediction,
     )
     return ChatJob(
         gateway=gateway,

@@ -187,7 +187,7 @@ def content_texts(message: Message, index: int) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [
-        _part_text(part, f"messages[{index}].content[{position}]")
+        part_text(part, f"messages[{index}].content[{position}]")
         for position, part in enumerate(content)
     ]
 
@@ -199,7 +199,8 @@ def _compile_template(source: str, model: ReadyModel) -> ChatTemplate:
         raise InvalidRequest(str(error), "chat_template") from None
 
 
-def _part_text(part: ContentPart, param: str) -> str:
+def part_text(part: ContentPart, param: str) -> str:
+    """Return the text of the part at `param`; InvalidRequest where it is none."""
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "input_text", "output_text", "refusal"):
         raise InvalidRequest(

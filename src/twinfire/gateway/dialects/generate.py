@@ -108,7 +108,7 @@ async def start_generation(
     meter = RequestMeter(model.metrics, exchange.arrival_s, lengths, job.n)
     job = dataclasses.replace(
         job,
-        context=request_context(exchange, request),
+        context=dataclasses.replace(request_context(exchange, request), prediction=job.prediction),
         cache_salt=tenant_salt(exchange.account, job.cache_salt),
     )
     generation = TextGeneration(model.backend, model.text.vocabulary, job, meter)
@@ -228,6 +228,8 @@ def usage_of(meter: RequestMeter) -> Usage:
         meter.num_cached_tokens,
         meter.num_reasoning_tokens,
     )
+    total.completion_tokens_details.accepted_prediction_tokens = meter.num_accepted_tokens
+    total.completion_tokens_details.rejected_prediction_tokens = meter.num_rejected_tokens
     if meter.cost_nanos is not None:
         total.cost = meter.cost_nanos / NANOS
     return total

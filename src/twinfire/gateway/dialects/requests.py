@@ -134,6 +134,13 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
+class Prediction(msgspec.Struct, kw_only=True):
+    """What most of the answer is expected to be. It makes no other answer, only a sooner one."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
 class TemplateFields(Protocol):
     """How a conversation becomes a prompt; a struct has one base, so two of them spell this out."""
 
@@ -161,6 +168,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: JsonValue = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: FromMinusOne | None = None
     tool_choice: JsonValue = None

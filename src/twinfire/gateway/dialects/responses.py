@@ -15,11 +15,13 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Of the output tokens, those that are no part of the answer's text."""
+    """What the output tokens were for, and how they came about."""
 
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
+    """Of the output, tokens that were drafted, from the client's prediction or otherwise."""
     rejected_prediction_tokens: int = 0
+    """Drafted tokens that are no part of the output; they are not counted in it."""
 
 
 class Usage(msgspec.Struct):

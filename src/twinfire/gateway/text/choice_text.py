@@ -104,13 +104,15 @@ class ChoiceText:
             text = self._detokenizer.feed(token_ids)
             return TextDelta(self.index, text, num_output_tokens=self.num_output_tokens)
         logprobs = None if delta.logprobs is None else unpack_logprobs(token_ids, delta.logprobs)
+        tokens: list[ShownToken] = []
         if self._by_token:
-            shown = self._feed_each(token_ids, logprobs, ended=_has_ending_token(delta))
+            shown = self._feed_each(token_ids, logprobs, tokens, ended=_has_ending_token(delta))
         else:
             shown = self._feed_together(token_ids, ended=_has_ending_token(delta))
         if self._scanner.matched is None and delta.finish_reason is not None:
             shown += self._end_of_text()
-        return self._delta(shown, delta)
+            self._release(tokens)
+        return self._delta(shown, tokens, delta)
 
     def _feed_together(self, token_ids: Sequence[int], ended: bool) -> str:
         """Nobody asks for single tokens and nothing is held back."""
@@ -118,8 +120,13 @@ class ChoiceText:
         return self._detokenizer.feed(token_ids[:-1] if self._hides_last(ended) else token_ids)
 
     def _feed_each(
-        self, token_ids: Sequence[int], logprobs: list[TokenLogprob] | None, ended: bool
+        self,
+        token_ids: Sequence[int],
+        logprobs: list[TokenLogprob] | None,
+        released: list[ShownToken],
+        ended: bool,
     ) -> str:
+        """Return the text that may be shown; the tokens that go with it are added to `released`."""
         num_visible = len(token_ids) - self._hides_last(ended)
         pieces: list[str] = []
         for position, token_id in enumerate(token_ids):
@@ -130,6 +137,10 @@ class ChoiceText:
             self._num_seen += len(text)
             armed = self.num_output_tokens > self._options.min_tokens
             pieces.append(self._scanner.feed(text, armed=armed))
+            self._num_shown += len(pieces[-1])
+            # A token without text belongs to what stands before it, not to a stop string that
+            # begins behind it in the same step.
+            self._release(released)
             if self._scanner.matched is not None:
                 break
         return "".join(pieces)
@@ -142,18 +153,22 @@ class ChoiceText:
         tail = self._detokenizer.finish()
         self._num_seen += len(tail)
         shown = self._scanner.feed(tail, armed=self.num_output_tokens > self._options.min_tokens)
-        return shown if self._scanner.matched is not None else shown + self._scanner.flush()
-
-    def _delta(self, shown: str, delta: ChoiceDelta) -> TextDelta:
+        if self._scanner.matched is None:
+            shown += self._scanner.flush()
         self._num_shown += len(shown)
+        return shown
+
+    def _release(self, released: list[ShownToken]) -> None:
+        all_shown = self._num_shown == self._num_seen and not self._detokenizer.has_pending
+        nothing_held = self._scanner.matched is None and all_shown
+        released += self._waiting.release(self._num_shown, everything=nothing_held)
+
+    def _delta(self, shown: str, tokens: Sequence[ShownToken], delta: ChoiceDelta) -> TextDelta:
         matched = self._scanner.matched
         finish_reason = _client_finish(delta.finish_reason)
         stop_reason: str | int | None = delta.stop_token_id
         if matched is not None:
             finish_reason, stop_reason = "stop", matched
-        all_shown = self._num_shown == self._num_seen and not self._detokenizer.has_pending
-        nothing_held = matched is None and all_shown
-        tokens = self._waiting.release(self._num_shown, everything=nothing_held)
         self.finished = finish_reason is not None
         return TextDelta(
             index=self.index,

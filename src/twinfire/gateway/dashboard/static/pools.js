@@ -75,7 +75,7 @@ class WorkerCard {
     this.held = h("i", { className: "bar-fill held" });
     this.bar = h("span", { className: "bar", role: "meter", "aria-label": "KV cache in use" }, this.used, this.held);
     this.kv = h("span", { className: "number" });
-    this.facts = facts(["Running", "Waiting", "Prompt tokens due", "Prefill", "Decode step"]);
+    this.facts = facts(["Running", "Waiting", "Prompt tokens due", "Prefill", "Decode step", "Drafts accepted"]);
     this.where = h("span", { className: "where" });
     this.element = h(
       "li",
@@ -105,11 +105,19 @@ class WorkerCard {
       compact(one.prefill_tokens_waiting),
       one.prefill_tokens_per_s ? `${rate(one.prefill_tokens_per_s)} tok/s` : NONE,
       one.decode_step_s ? seconds(one.decode_step_s) : NONE,
+      drafts(one),
     ]);
     const restarts = one.restarts ? ` · started ${one.restarts + 1} times` : "";
     const host = one.host ? ` on ${one.host}` : "";
     setText(this.where, `pid ${one.pid}${host}${one.supervised ? "" : " · joined by itself"}${restarts}`);
   }
+}
+
+function drafts({ drafted, accepted }) {
+  if (!drafted[0]) return NONE;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const tokens = 1 + sum(accepted) / drafted[0];
+  return `${share(sum(accepted) / sum(drafted))} · ${tokens.toFixed(1)} tok a step`;
 }
 
 class AbsentCard {
