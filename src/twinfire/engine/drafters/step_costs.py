@@ -1,0 +1,79 @@
+"""Seconds of a step by its number of rows: measured at start, then followed.
+
+All of the curve follows live steps quickly by one factor, as contexts grow and the machine is
+shared; each measured point follows slowly by itself, as rows that check guesses may cost other
+than rows of more sequences. One slow step moves little.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+_REPEATS = 3
+_FACTOR_RATE = 0.1
+_POINT_RATE = 0.02
+_MOST_SURPRISE = 0.25
+"""How far one step can seem off, as a logarithm."""
+
+
+class StepCosts:
+    """Before `calibrate` every row is taken to cost the same, so that no guess seems to pay."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = [1, 2]
+        self._measured: list[float] = [1.0, 2.0]
+        self._point_logs: list[float] = [0.0, 0.0]
+        self._factor_log: float | None = None
+        self._seconds: list[float] = []
+        self._refresh()
+
+    def calibrate(self, measure: Callable[[int], float], max_rows: int = 64) -> None:
+        """Measure the curve up to `max_rows`, by steps of so many rows that return their seconds.
+
+        The quickest of a few counts: what disturbs a step only makes it longer.
+        """
+        rows = [count for count in _ROWS if count < max_rows] + [max_rows]
+        # The first steps of a process are slow in every way.
+        measure(1)
+        self._rows = rows
+        self._measured = [min(measure(count) for _ in range(_REPEATS)) for count in rows]
+        self._point_logs = [0.0] * len(rows)
+        self._factor_log = 0.0
+        self._refresh()
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Follow a live step that computed nothing but rows of running sequences."""
+        if seconds <= 0.0 or num_rows < 1:
+            return
+        surprise = math.log(seconds / self.seconds(num_rows))
+        if self._factor_log is None:
+            self._factor_log, surprise = surprise, 0.0
+        surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        self._factor_log += _FACTOR_RATE * surprise
+        right = min(bisect_left(self._rows, num_rows), len(self._rows) - 1)
+        left = right if self._rows[right] <= num_rows else right - 1
+        for point in {left, right}:
+            self._point_logs[point] += _POINT_RATE * surprise
+        self._refresh()
+
+    def seconds(self, num_rows: int) -> float:
+        """Return what a step of so many rows takes; never less than one of fewer rows."""
+        rows, seconds = self._rows, self._seconds
+        if num_rows <= 0:
+            return 0.0
+        right = min(max(1, bisect_left(rows, num_rows)), len(rows) - 1)
+        if rows[right - 1] == num_rows:
+            return seconds[right - 1]
+        slope = (seconds[right] - seconds[right - 1]) / (rows[right] - rows[right - 1])
+        return seconds[right] + slope * (num_rows - rows[right])
+
+    def _refresh(self) -> None:
+        factor = math.exp(self._factor_log or 0.0)
+        least = 0.0
+        self._seconds = []
+        for measured, log in zip(self._measured, self._point_logs, strict=True):
+            least = max(least, measured * math.exp(log) * factor)
+            self._seconds.append(least)
