@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from twinfire.artifacts.block_formats import FLOAT_FORMATS
 from twinfire.artifacts.fields import read_json_fields
@@ -29,7 +31,11 @@ _ITEM_BYTES = {
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1},
 }
 
-
+INTEGER_TYPES: dict[str, np.dtype[np.generic]] = {
+    **{"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2")},
+    **{"I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype("u1")},
+}
+"""Types of tensors that hold numbers of things; how each lies in a file."""
 _BODY = "model."
 _BARE_EMBEDDING = "embed_tokens.weight"
 """Folders of a model without its head lack the prefix in every name."""
@@ -114,6 +120,17 @@ class SafetensorsSource:
         shape = placed.entry.shape
         raw = placed.place.array(dtype).reshape(shape)
         return MappedTensor(name, shape, format_name, raw, placed.place)
+
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """Return a tensor of integers or booleans; ModelError when it is missing or neither."""
+        placed = self._placed(name)
+        dtype = INTEGER_TYPES.get(placed.entry.dtype)
+        if dtype is None:
+            raise ModelError(
+                f"{placed.path}: tensor '{name}' has type {placed.entry.dtype}; "
+                f"expected one of {', '.join(INTEGER_TYPES)}"
+            )
+        return placed.place.array(dtype).reshape(placed.entry.shape).astype(np.int64)
 
     def _placed(self, name: str) -> _Placed:
         placed = self._tensors.get(name)
