@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class ScriptedBackend:
 
     script: Script = count_up
     tokens_per_step: int = 1
+    step_sizes: Sequence[int] = ()
+    """Output tokens of each step, over and over, where they differ."""
+    drafts_per_step: int = 0
+    """Draft tokens of each step; all of a step's tokens but the last are accepted ones."""
     cached_tokens: int = 0
     worker_info: WorkerInfo | None = field(default_factory=worker_info)
     unready_reason: str | None = None
@@ -152,13 +157,14 @@ class _Run:
         self.generation.put(done)
         outputs = {choice: self._output(choice) for choice in self._live}
         position = 0
+        sizes = itertools.cycle(backend.step_sizes or (backend.tokens_per_step,))
         while self._live:
             await asyncio.sleep(0)
             if backend.fails_after is not None and position >= backend.fails_after:
                 self.generation.fail(WorkerLost("the worker died"))
                 return
             await self._hold(position)
-            end = position + backend.tokens_per_step
+            end = position + next(sizes)
             for choice in sorted(self._live):
                 self._step(choice, outputs[choice], position, end)
             position = end
@@ -199,7 +205,18 @@ class _Run:
         rows = None
         if self._sampling.logprobs >= 0:
             rows = scripted_rows(tokens, self._sampling.logprobs)
-        self.generation.put(ChoiceDelta(1, choice, pack_ids(tokens), finish, stop_token_id, rows))
+        drafted = self._backend.drafts_per_step
+        delta = ChoiceDelta(
+            1,
+            choice,
+            pack_ids(tokens),
+            finish,
+            stop_token_id,
+            rows,
+            drafted=drafted,
+            accepted=min(drafted, max(len(tokens) - 1, 0)),
+        )
+        self.generation.put(delta)
 
 
 def scripted_state(prompt: Sequence[int]) -> bytes:

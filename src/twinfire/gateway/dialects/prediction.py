@@ -34,7 +34,7 @@ def _text(prediction: Prediction) -> str:
     if isinstance(content, str):
         return content
     return "".join(
-        part_text(part, f"{_PARAM}[{position}].text") for position, part in enumerate(content)
+        part_text(part, f"{_PARAM}[{position}]") for position, part in enumerate(content)
     )
 
 
