@@ -28,6 +28,7 @@ def configs(draw) -> SchedulerConfig:
         long_prefill_threshold=draw(st.none() | st.integers(1, 8)),
         watermark_blocks=draw(st.none() | st.integers(0, 2)),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
+        num_lookahead_tokens=draw(st.sampled_from([0, 0, 3])),
         enable_prefix_cache=draw(st.sampled_from([True, True, True, False])),
     )
 
@@ -47,9 +48,9 @@ def requests(draw) -> tuple[list[int], int, dict[str, object]]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs())
-    def make(self, config):
-        self.server = TokenServer(config)
+    @initialize(config=configs(), draft_seed=st.none() | st.integers(0, 1000))
+    def make(self, config, draft_seed):
+        self.server = TokenServer(config, draft_seed)
         self.scheduler = self.server.scheduler
         self.plan = None
         self.submitted: list[Sequence] = []

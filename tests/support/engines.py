@@ -12,6 +12,7 @@ from support.numpy_sampling_ops import NumpySamplingOps
 from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.engine.engine import Engine
 from twinfire.engine.sampler import Sampler, SampleRow
+from twinfire.engine.speculator import Speculator
 from twinfire.engine.step_report import GatewayOutput
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Rejected, Submit
@@ -36,6 +37,8 @@ def mock_engine(
     hash_seed: bytes = b"",
     watermark_blocks: int | None = None,
     grammars: GrammarCompiler | None = None,
+    speculator: Speculator | None = None,
+    num_lookahead_tokens: int = 0,
 ) -> tuple[Engine, MockRunner]:
     runner = MockRunner(VOCAB, block_size)
     runner.init_kv(num_blocks)
@@ -49,8 +52,10 @@ def mock_engine(
         enable_prefix_cache=enable_prefix_cache,
         hash_seed=hash_seed,
         watermark_blocks=watermark_blocks,
+        num_lookahead_tokens=num_lookahead_tokens,
     )
-    return Engine(Scheduler(config), runner, SAMPLER, grammars=grammars), runner
+    engine = Engine(Scheduler(config), runner, SAMPLER, grammars=grammars, speculator=speculator)
+    return engine, runner
 
 
 @dataclass

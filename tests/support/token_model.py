@@ -52,9 +52,7 @@ class TokenModel:
         self._copy_blocks(plan.block_copies)
         computed = [(piece, self._compute(piece)) for piece in plan.slices]
         return {
-            piece.sequence: [draw(last_value, piece.sequence.key[2])]
-            for piece, last_value in computed
-            if piece.reaches_end
+            piece.sequence: _drawn(piece, values) for piece, values in computed if piece.reaches_end
         }
 
     def last_prompt_value(self, sequence: Sequence) -> int:
@@ -72,9 +70,11 @@ class TokenModel:
             content = self.kv[source * size : (source + 1) * size]
             self.kv[destination * size : (destination + 1) * size] = content
 
-    def _compute(self, piece: Slice) -> int:
+    def _compute(self, piece: Slice) -> list[int]:
+        """Write the KV of a slice and return it."""
         sequence = piece.sequence
-        expected = kv_values(sequence.tokens[: piece.end], sequence.cache_extra)
+        tokens = [*sequence.tokens[: piece.known_end], *piece.drafts]
+        expected = kv_values(tokens, sequence.cache_extra)
         slots = self._slots(sequence.block_ids, piece.end)
         assert [self.kv[slot] for slot in slots[: piece.start]] == expected[: piece.start], (
             f"{sequence.key} would read KV that is not of its own tokens"
@@ -82,11 +82,23 @@ class TokenModel:
         for slot, value in zip(slots[piece.start :], expected[piece.start :], strict=True):
             self.kv[slot] = value
         self.num_computed_tokens += piece.num_tokens
-        return self.kv[slots[-1]]
+        return [self.kv[slot] for slot in slots[piece.start :]]
 
     def _slots(self, block_ids: list[int], num_tokens: int) -> list[int]:
         size = self.block_size
         return [block_ids[i // size] * size + i % size for i in range(num_tokens)]
+
+
+def _drawn(piece: Slice, values: list[int]) -> list[int]:
+    """Return what a choice draws after its last token, and after each draft that it drew."""
+    drawn: list[int] = []
+    for value, draft in zip(
+        values[piece.known_end - piece.start - 1 :], (*piece.drafts, None), strict=True
+    ):
+        drawn.append(draw(value, piece.sequence.key[2]))
+        if drawn[-1] != draft:
+            break
+    return drawn
 
 
 def token_array(tokens: Iterable[int]) -> array[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
-from support.token_model import TokenModel, draw, naive_tokens, token_array
+from support.token_model import VOCAB_SIZE, TokenModel, draw, naive_tokens, token_array
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
@@ -14,7 +15,9 @@ from twinfire.scheduler.step_plan import StepPlan
 class TokenServer:
     """Runs sequences to their `max_total_tokens` and checks each plan and each output."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, draft_seed: int | None = None) -> None:
+        """With a `draft_seed` sequences are given drafts, the first of them right ones."""
+        self._draft_random = random.Random(draft_seed) if draft_seed is not None else None
         self.config = config
         self.scheduler = Scheduler(config)
         self.model = TokenModel(config.num_blocks, config.block_size)
@@ -57,6 +60,8 @@ class TokenServer:
 
     def launch(self) -> StepPlan:
         """Schedule a step and check the plan."""
+        for sequence in self.scheduler.decoding() if self._draft_random else ():
+            sequence.drafts = self._drafts(sequence, self._draft_random)
         plan = self.scheduler.schedule()
         self._check(plan)
         self.plans.append(plan)
@@ -96,6 +101,14 @@ class TokenServer:
         )
         assert sequence.tokens.tolist() == expected, f"{sequence.key} has wrong tokens"
 
+    def _drafts(self, sequence: Sequence, chance: random.Random) -> tuple[int, ...]:
+        num_drafts = min(chance.randrange(6), sequence.max_total_tokens - sequence.num_tokens - 1)
+        num_right = chance.randrange(num_drafts + 1) if num_drafts > 0 else 0
+        tokens = naive_tokens(
+            sequence.tokens.tolist(), sequence.key[2], num_right, sequence.cache_extra
+        )[sequence.num_tokens :]
+        return (*tokens, *(chance.randrange(VOCAB_SIZE) for _ in range(num_drafts - num_right)))
+
     def _fork_after_first_token(self, parent: Sequence) -> None:
         first_value = self.model.last_prompt_value(parent)
         for choice in range(1, self._forks_due.pop(parent, 0) + 1):
@@ -129,6 +142,8 @@ class TokenServer:
             assert piece.is_live
             assert piece.num_tokens >= 1
             assert piece.start == sequence.num_computed_tokens
-            assert piece.end <= sequence.num_tokens
+            assert piece.known_end <= sequence.num_tokens
+            assert not piece.drafts or piece.known_end == sequence.num_tokens
+            assert piece.end < sequence.max_total_tokens or not piece.drafts
         if plan.num_tokens < self.config.max_num_batched_tokens:
             assert self.scheduler.num_running == len(planned), "a running sequence was skipped"

@@ -33,6 +33,7 @@ from twinfire.engine.request_checks import (
 from twinfire.engine.request_table import RequestTable
 from twinfire.engine.runner import Runner
 from twinfire.engine.sampler import Sampler
+from twinfire.engine.speculator import Speculator
 from twinfire.engine.step_report import GatewayOutput, Outputs, StepReporter
 from twinfire.engine.verifier import Gain, Verifier
 from twinfire.protocol.errors import InvalidRequest
@@ -68,8 +69,9 @@ class Engine:
         *,
         grammars: GrammarCompiler | None = None,
         embeds: bool = False,
+        speculator: Speculator | None = None,
     ) -> None:
-        """Without `grammars` requests that have one are refused.
+        """Without `grammars` requests that have one are refused, without `speculator` none drafted.
 
         An engine that `embeds` takes nothing but prompts to be pooled, any other none of them.
         """
@@ -80,6 +82,7 @@ class Engine:
         self._verifier = Verifier(sampler)
         self._clock = clock
         self._grammars = grammars
+        self._speculator = speculator
         self._table = RequestTable(scheduler)
         self._outgoing = OutgoingPrompts(scheduler.tables, scheduler.config.block_size)
         self._reporter = StepReporter(
@@ -222,6 +225,8 @@ class Engine:
         started_s = self._clock()
         self._end_expired(started_s, outputs)
         self._submit_held(outputs)
+        if self._speculator is not None:
+            self._speculator.propose(self._scheduler, self._table.owners)
         plan = self._scheduler.schedule()
         self._num_steps += 1
         self._last_step_tokens = plan.num_tokens
@@ -236,9 +241,14 @@ class Engine:
         for rows in packed.pooled_rows:
             rows.states.take(self._runner.logits(rows.first_row, rows.first_row + rows.count))
         self._scheduler.commit(plan, _own_tokens(gains))
+        if self._speculator is not None:
+            self._speculator.verified(gains)
+            self._speculator.note_step(plan, self._clock() - started_s)
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
         self._reporter.gained(gains, outputs)
+        if self._speculator is not None:
+            self._speculator.leave_ended()
         self._meter.note(plan, self._clock() - started_s)
         return outputs
 
@@ -260,6 +270,8 @@ class Engine:
             kv_blocks_held=min(pinned + scheduler.num_blocks_reserved, scheduler.num_blocks_used),
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
             decode_step_s=self._meter.decode_step_s,
+            drafted=self._speculator.num_drafted if self._speculator is not None else (),
+            accepted=self._speculator.num_accepted if self._speculator is not None else (),
         )
 
     def take_cache_events(self) -> tuple[list[bytes], list[bytes]]:

@@ -37,7 +37,7 @@ class DrawRows:
     @property
     def first_position(self) -> int:
         """Of the token that the first row draws, counted from the prompt's start."""
-        return self.piece.end - len(self.piece.drafts)
+        return self.piece.known_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,9 @@ def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int
     block_tables = _block_tables(slices, block_size)
     for row, piece in enumerate(slices):
         first, last = query_starts[row], query_starts[row + 1]
-        num_known = piece.num_tokens - len(piece.drafts)
-        token_ids[first : first + num_known] = piece.sequence.tokens[
-            piece.start : piece.start + num_known
-        ]
-        token_ids[first + num_known : last] = piece.drafts
+        first_draft = last - len(piece.drafts)
+        token_ids[first:first_draft] = piece.sequence.tokens[piece.start : piece.known_end]
+        token_ids[first_draft:last] = piece.drafts
         places = np.arange(piece.start, piece.end, dtype=np.int32)
         positions[first:last] = places
         blocks = block_tables[row, places // block_size]

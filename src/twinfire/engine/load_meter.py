@@ -22,7 +22,8 @@ class LoadMeter:
     def note(self, plan: StepPlan, elapsed_s: float) -> None:
         """Record a step, which must not be empty."""
         # More than one token of a sequence are a prompt's, or are computed again like one.
-        num_prefill_tokens = sum(piece.num_tokens for piece in plan.slices if piece.num_tokens > 1)
+        counts = (piece.known_end - piece.start for piece in plan.slices)
+        num_prefill_tokens = sum(count for count in counts if count > 1)
         if num_prefill_tokens == 0:
             self._decode_steps_s.append(elapsed_s)
         elif num_prefill_tokens >= _MIN_PREFILL_TOKENS and elapsed_s > 0:

@@ -13,6 +13,7 @@ from twinfire.engine.pooled_states import PooledStates
 from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.peer_messages import HandOffKey
+from twinfire.protocol.tokens import unpack_ids
 from twinfire.scheduler.sequence import Sequence
 
 
@@ -54,6 +55,8 @@ class Request:
         self.handed_over = message.hand_off is not None
         """Whether another worker goes on once the prompt is computed."""
         self.prompt = prompt
+        self.prediction = unpack_ids(message.prediction)
+        """What the client expects the output to be; empty where it has not said."""
         self.sampling = sampling = message.sampling
         indices = message.choices or tuple(range(sampling.n))
         self.resumed = any(outputs)

@@ -25,7 +25,7 @@ class PrefixesInFlight:
     def add(self, piece: Slice) -> None:
         """Note what a planned slice completes, if it completes a block that is not cached."""
         hashes, size = piece.sequence.block_hashes, self._cache.block_size
-        index = self._cache.first_missing(hashes, piece.start // size, piece.end // size)
+        index = self._cache.first_missing(hashes, piece.start // size, piece.known_end // size)
         if index is not None:
             self._hashes_at.setdefault(index, set()).add(hashes[index])
 

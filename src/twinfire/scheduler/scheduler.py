@@ -259,7 +259,7 @@ class Scheduler:
             if not piece.is_live:
                 continue
             sequence = piece.sequence
-            num_computed_tokens = piece.end - len(piece.drafts)
+            num_computed_tokens = piece.known_end
             drawn = new_tokens.get(sequence)
             if drawn:
                 sequence.tokens.extend(drawn)

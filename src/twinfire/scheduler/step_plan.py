@@ -29,9 +29,14 @@ class Slice:
         return self.start + self.num_tokens
 
     @property
+    def known_end(self) -> int:
+        """One past the last token that is no draft."""
+        return self.end - len(self.drafts)
+
+    @property
     def reaches_end(self) -> bool:
-        """Whether the next token can be drawn from the last row. Meaningless after commit."""
-        return self.end - len(self.drafts) == self.sequence.num_tokens
+        """Whether the sequence's next token can be drawn. Meaningless after commit."""
+        return self.known_end == self.sequence.num_tokens
 
     @property
     def is_live(self) -> bool:
