@@ -19,7 +19,7 @@ from twinfire.engine.drafters.track_record import TrackRecord
 
 _PLACES = 12
 """Earlier places whose continuations are compared."""
-_LENGTH_FACTOR = 2
+_LENGTH_FACTOR = 4
 """A draft is at most so many times as long as what was found again."""
 _LEAST_CHANCE = 0.02
 """Tokens that are less likely to be reached and right are not guessed."""
