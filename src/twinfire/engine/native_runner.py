@@ -12,14 +12,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
-from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
+from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
+from twinfire.engine.feature_layers import feature_layers_of
+from twinfire.engine.native_draft import (
+    DraftTarget,
+    NativeDraftRunner,
+    draft_cache_shape,
+    feature_width,
+    load_native_draft,
+)
+from twinfire.engine.native_kv import CacheShape, NativeKv
 from twinfire.engine.runner import LoadProgress
 from twinfire.kernels.cpu import _native
-from twinfire.kernels.cpu.lowering import lower, matrix_uses
+from twinfire.kernels.cpu.lowering import KeptLinks, lower, matrix_uses
 from twinfire.kernels.cpu.native_weights import NativeWeights
 from twinfire.kernels.cpu.recorder import Linear, Recorder
+from twinfire.kernels.cpu.step_arrays import step_arrays
 from twinfire.kernels.cpu.weight_cache import WeightCache
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.models.registry import build_model
@@ -32,23 +43,24 @@ SCALES_GROUP = "target_scales"
 
 
 class NativeRunner:
-    """Made by `load_native_runner`."""
+    """Made by `load_native_runner`. `draft` is the head beside the model, if it has one."""
 
     def __init__(
         self,
         config: ModelConfig,
         weights: NativeWeights,
         program: _native.Program,
-        kv_dtype: str,
+        kv: NativeKv,
+        draft: NativeDraftRunner | None,
         *,
-        op_by_op: bool = False,
+        op_by_op: bool,
     ) -> None:
+        self.draft = draft
         self._config = config
         self._weights = weights
         self._program = program
-        self._kv_dtype = kv_dtype
+        self._kv = kv
         self._op_by_op = op_by_op
-        self._kv: _native.KvCache | None = None
         self._num_kept_rows: int | None = None
         self._logits = np.empty((0, config.head_width), np.float32)
 
@@ -59,18 +71,13 @@ class NativeRunner:
 
     @property
     def kv_layout(self) -> KvLayout:
-        """The target group, and its scales where it has 8 bits."""
-        config = self._config
-        layers, heads = config.num_layers, config.num_kv_heads
-        target = KvGroup(TARGET_GROUP, layers, heads, config.head_dim, self._kv_dtype)
-        if self._kv_dtype != "int8":
-            return KvLayout((target,))
-        return KvLayout((target, KvGroup(SCALES_GROUP, layers, heads, 1, "f32")))
+        """The target group and its scales where it has 8 bits, then the same of a draft head."""
+        return self._kv.layout
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the packed weights take."""
-        return self._weights.num_bytes
+        """Memory that the packed weights take, a draft head's included."""
+        return self._weights.num_bytes + (self.draft.weight_bytes if self.draft else 0)
 
     @property
     def weight_format(self) -> str:
@@ -80,26 +87,23 @@ class NativeRunner:
     def save_weights(self, after_write: Callable[[], None]) -> None:
         """Keep the packed weights for the next start; `after_write` follows every few megabytes."""
         self._weights.save(after_write)
+        if self.draft is not None:
+            self.draft.save_weights(after_write)
 
     def init_kv(self, num_blocks: int) -> None:
         """Map KV memory, once; pages are only taken as blocks are written."""
-        if self._kv is not None:
-            raise RuntimeError("KV memory is already allocated")
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
-        config = self._config
-        self._kv = _native.KvCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, self._kv_dtype, num_blocks
-        )
+        self._kv.allocate(num_blocks)
 
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
-        self._program.run(_arrays(batch), self._allocated(), self._op_by_op)
+        self._kv.copy_to_heads(batch.block_copies)
+        self._program.run(step_arrays(batch), self._kv.cache(0), self._op_by_op)
         self._num_kept_rows = len(batch.logit_rows)
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Execute phase by phase; return what each computes and the seconds it took."""
-        phases = self._program.profile(_arrays(batch), self._allocated())
+        self._kv.copy_to_heads(batch.block_copies)
+        phases = self._program.profile(step_arrays(batch), self._kv.cache(0))
         self._num_kept_rows = len(batch.logit_rows)
         return phases
 
@@ -118,29 +122,11 @@ class NativeRunner:
 
     def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
         """Write the blocks to `into`; ValueError on a block that is none or a wrong size."""
-        self._allocated().export_blocks(list(block_ids), into)
+        self._kv.export_blocks(block_ids, into)
 
     def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
-        self._allocated().import_blocks(list(block_ids), content)
-
-    def _allocated(self) -> _native.KvCache:
-        if self._kv is None:
-            raise RuntimeError("init_kv has not been called")
-        return self._kv
-
-
-def _arrays(batch: StepBatch) -> _native.StepArrays:
-    return (
-        batch.token_ids,
-        batch.positions,
-        batch.slots,
-        batch.query_starts,
-        batch.context_lens,
-        batch.block_tables,
-        batch.logit_rows,
-        batch.block_copies,
-    )
+        self._kv.import_blocks(block_ids, content)
 
 
 def load_native_runner(
@@ -154,15 +140,20 @@ def load_native_runner(
     isa: str | None = None,
     op_by_op: bool = False,
     cache: WeightCache | None = None,
+    head: DraftHead | None = None,
+    head_cache: WeightCache | None = None,
 ) -> NativeRunner:
-    """Build, pack and record a model.
+    """Build, pack and record a model, and the draft `head` beside it.
 
     `kv_dtype` is bf16 or int8, `isa` one of `_native.supported_isas()`, by default the greatest.
     With `op_by_op` every op of a step is complete before the next one begins, which gives the same
-    bits in more time. `cache` spares packing what an earlier start has packed. ModelError names a
-    tensor that is missing or misshapen.
+    bits in more time. `cache` and `head_cache` spare packing what an earlier start has packed.
+    ModelError names a tensor that is missing or misshapen, and what does not fit of a head.
     """
+    features = feature_layers_of(head, config)
     total_bytes, done_bytes = weights.total_bytes, 0
+    if head is not None:
+        total_bytes += head.weights.total_bytes
 
     def on_bytes(num_bytes: int) -> None:
         nonlocal done_bytes
@@ -172,10 +163,36 @@ def load_native_runner(
     packed = NativeWeights(quantization, num_threads, on_bytes, cache)
     model = build_model(config, weights, packed)
     recorder = Recorder()
-    logits = model.logits(recorder, model.hidden_rows(recorder))
+    hidden_rows = model.hidden_rows(recorder, features.layers, keep_final=features.keep_final)
+    logits = model.logits(recorder, hidden_rows)
     assert isinstance(logits, Linear), "logits come from a matrix"
     packed.pack(matrix_uses(recorder.values, logits))
+    team, isa = _native.ThreadTeam(num_threads), isa or _native.isa()
+    target_shape = CacheShape(
+        TARGET_GROUP,
+        SCALES_GROUP,
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        kv_dtype,
+    )
+    draft, kept, kv = None, KeptLinks(), NativeKv([target_shape])
+    if head is not None:
+        kept_rows = _native.KeptRows(feature_width(head))
+        kept = KeptLinks(recorder.features, written=kept_rows)
+        kv = NativeKv([target_shape, draft_cache_shape(head, kv_dtype)])
+        target = DraftTarget(config, packed.embedding_at(model.embedding), kept_rows)
+        draft = load_native_draft(
+            head,
+            target,
+            kv,
+            team,
+            isa=isa,
+            op_by_op=op_by_op,
+            on_bytes=on_bytes,
+            cache=head_cache,
+        )
     progress("weights", total_bytes, total_bytes)
-    team = _native.ThreadTeam(num_threads)
-    program = lower(recorder.values, logits, packed, team, isa or _native.isa(), config.vocab_size)
-    return NativeRunner(config, packed, program, kv_dtype, op_by_op=op_by_op)
+    values, vocab_size = recorder.values, config.vocab_size
+    program = lower(values, logits, packed, team, isa, vocab_size, kept)
+    return NativeRunner(config, packed, program, kv, draft, op_by_op=op_by_op)

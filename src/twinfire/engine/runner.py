@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
+from twinfire.engine.draft_runner import DraftRunner
 from twinfire.kernels.step_batch import StepBatch
 
 LoadProgress = Callable[[str, int, int], None]
@@ -17,6 +18,11 @@ LoadProgress = Callable[[str, int, int], None]
 
 class Runner(Protocol):
     """A loaded model with its KV memory. Not thread-safe: the step loop owns it."""
+
+    @property
+    def draft(self) -> DraftRunner | None:
+        """The draft head beside the model, None without one. It reads what `execute` kept."""
+        ...
 
     @property
     def vocab_size(self) -> int:

@@ -13,19 +13,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
-from twinfire.cache.kv_group import BLOCK_SIZE, KvGroup, KvLayout, WireBuffer, WireBytes
+from twinfire.cache.kv_group import KvGroup, KvLayout, WireBuffer, WireBytes
+from twinfire.engine.feature_layers import FeatureLayers, feature_layers_of
 from twinfire.engine.runner import LoadProgress
+from twinfire.engine.torch_draft import TorchDraftRunner, draft_kv_group
+from twinfire.engine.torch_kv import TorchKv
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.kernels.torch.dtypes import torch_dtype
 from twinfire.kernels.torch.exact import ExactNumerics
 from twinfire.kernels.torch.fast import FastNumerics
-from twinfire.kernels.torch.kv_memory import KvMemory
 from twinfire.kernels.torch.numerics import Numerics
 from twinfire.kernels.torch.step import TorchStep
 from twinfire.kernels.torch.weights import TorchWeights
 from twinfire.models.decoder import Decoder
+from twinfire.models.eagle3_head import Eagle3Head
 from twinfire.models.registry import build_model
 from twinfire.protocol.errors import ModelError
 
@@ -34,7 +38,7 @@ TARGET_GROUP = "target"
 
 
 class TorchRunner:
-    """Made by `load_torch_runner`."""
+    """Made by `load_torch_runner`. `draft` is the head beside the model, if it has one."""
 
     def __init__(
         self,
@@ -42,18 +46,17 @@ class TorchRunner:
         model: Decoder,
         weights: TorchWeights,
         numerics: Numerics,
-        dtype: str,
-        device: torch.device,
+        kv: TorchKv,
+        features: FeatureLayers,
+        draft: TorchDraftRunner | None,
     ) -> None:
+        self.draft = draft
         self._config = config
         self._model = model
         self._weights = weights
         self._numerics = numerics
-        self._device = device
-        self._group = KvGroup(
-            TARGET_GROUP, config.num_layers, config.num_kv_heads, config.head_dim, dtype
-        )
-        self._kv: KvMemory | None = None
+        self._kv = kv
+        self._features = features
         self._step: TorchStep | None = None
         self._hidden_rows: Tensor | None = None
 
@@ -64,30 +67,28 @@ class TorchRunner:
 
     @property
     def kv_layout(self) -> KvLayout:
-        """One group, in the element type of the model."""
-        return KvLayout((self._group,))
+        """The target group, then a draft head's, in the element type of the model."""
+        return self._kv.layout
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the packed weights take."""
-        return self._weights.num_bytes
+        """Memory that the packed weights take, a draft head's included."""
+        return self._weights.num_bytes + (self.draft.weight_bytes if self.draft else 0)
 
     def init_kv(self, num_blocks: int) -> None:
         """Allocate KV memory, once; pages are only taken as blocks are written."""
-        if self._kv is not None:
-            raise RuntimeError("KV memory is already allocated")
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
-        self._kv = KvMemory(self._group, num_blocks, BLOCK_SIZE, self._device)
+        self._kv.allocate(num_blocks)
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
-        kv = self._allocated()
-        if len(batch.block_copies):
-            kv.copy_blocks(batch.block_copies)
-        self._step = TorchStep(self._weights, self._numerics, kv, batch)
-        self._hidden_rows = self._model.hidden_rows(self._step)
+        self._kv.copy_blocks(batch.block_copies)
+        self._step = TorchStep(self._weights, self._numerics, self._kv.memory(0), batch)
+        self._hidden_rows = self._model.hidden_rows(
+            self._step, self._features.layers, keep_final=self._features.keep_final
+        )
+        if self.draft is not None:
+            self.draft.target_features = self._step.features
 
     @torch.inference_mode()
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -104,17 +105,12 @@ class TorchRunner:
     @torch.inference_mode()
     def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
         """Write the blocks to `into`; ValueError on a block that is none or a wrong size."""
-        self._allocated().export_blocks(block_ids, into)
+        self._kv.export_blocks(block_ids, into)
 
     @torch.inference_mode()
     def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
         """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
-        self._allocated().import_blocks(block_ids, content)
-
-    def _allocated(self) -> KvMemory:
-        if self._kv is None:
-            raise RuntimeError("init_kv has not been called")
-        return self._kv
+        self._kv.import_blocks(block_ids, content)
 
 
 @torch.inference_mode()
@@ -126,12 +122,15 @@ def load_torch_runner(
     num_threads: int,
     progress: LoadProgress,
     device: str = "cpu",
+    head: DraftHead | None = None,
 ) -> TorchRunner:
-    """Build and pack a model.
+    """Build and pack a model, and the draft `head` beside it.
 
     `dtype` is f32, bf16 or (GPU only) f16. `num_threads` is set for all of torch in this process.
-    ModelError names a tensor that is missing or misshapen, or a setting that the device lacks.
+    ModelError names a tensor that is missing or misshapen, a setting that the device lacks, or what
+    does not fit of a head.
     """
+    features = feature_layers_of(head, config)
     target, element = torch.device(device), torch_dtype(dtype)
     if target.type == "cpu" and dtype == "f16":
         raise ModelError("dtype f16 needs a GPU; on CPU use bf16 or f32")
@@ -141,6 +140,8 @@ def load_torch_runner(
     exact = target.type == "cpu" and element == torch.float32
     numerics: Numerics = ExactNumerics() if exact else FastNumerics(target, element)
     total_bytes, done_bytes = weights.total_bytes, 0
+    if head is not None:
+        total_bytes += head.weights.total_bytes
 
     def on_bytes(num_bytes: int) -> None:
         nonlocal done_bytes
@@ -149,5 +150,14 @@ def load_torch_runner(
 
     packed = TorchWeights(numerics.pack, element, target, on_bytes)
     model = build_model(config, weights, packed)
+    group = KvGroup(TARGET_GROUP, config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    draft, kv = None, TorchKv([group], target)
+    if head is not None:
+        kv = TorchKv([group, draft_kv_group(head, dtype)], target)
+        draft_weights = TorchWeights(numerics.pack, element, target, on_bytes)
+        embedding = packed.embedding_at(model.embedding)
+        shared = draft_weights.share_embedding(embedding, config.hidden_size)
+        body = Eagle3Head(head.config, head.weights, draft_weights, shared)
+        draft = TorchDraftRunner(body, head.draft_ids, draft_weights, numerics, kv)
     progress("weights", total_bytes, total_bytes)
-    return TorchRunner(config, model, packed, numerics, dtype, target)
+    return TorchRunner(config, model, packed, numerics, kv, features, draft)

@@ -166,7 +166,15 @@ class StepOps(Protocol[A]):
         ...
 
     def keep_feature(self, x: A, index: int) -> None:
-        """Keep a copy of all T rows as the step's feature number `index`; x stays as it is."""
+        """Keep a copy of all rows as the step's feature number `index`; x stays as it is."""
+        ...
+
+    def kept_feature(self, index: int, width: int) -> A:
+        """Return rows [T, width] of feature `index` of the step that this one was told to read."""
+        ...
+
+    def concat(self, parts: Sequence[A]) -> A:
+        """Return the rows side by side, [rows, sum of widths]."""
         ...
 
     def take_logit_rows(self, x: A) -> A:

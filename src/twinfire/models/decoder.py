@@ -72,11 +72,19 @@ class Decoder:
         self._final_norm = ops.vector(weights.tensor(FINAL_NORM))
         self._head = ops.linear([_head(config, weights)])
 
-    def hidden_rows(self, ops: StepOps[A], feature_layers: Sequence[int] = ()) -> A:
+    @property
+    def embedding(self) -> EmbeddingRef:
+        """The table that token ids are looked up in."""
+        return self._embedding
+
+    def hidden_rows(
+        self, ops: StepOps[A], feature_layers: Sequence[int] = (), *, keep_final: bool = False
+    ) -> A:
         """Run the step; returns the normed hidden state of its logit rows.
 
         The residual stream after each of `feature_layers` layers is kept: 0 is the embedding, and
-        the number of layers is the state before the final norm.
+        the number of layers is the state before the final norm. With `keep_final` the normed state
+        of all rows is kept after them.
         """
         features = list(feature_layers)
         residual = ops.embed(self._embedding)
@@ -89,10 +97,13 @@ class Decoder:
             x = self._attend(ops, x, index, layer)
             x, residual = ops.add_rms_norm(x, residual, layer.feed_forward_norm, self._eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
-        if len(self._layers) in features:
-            # The sum is wanted of all rows, so all are normed.
+        if keep_final or len(self._layers) in features:
+            # Wanted of all rows, so all are summed and normed.
             x, residual = ops.add_rms_norm(x, residual, self._final_norm, self._eps)
-            ops.keep_feature(residual, features.index(len(self._layers)))
+            if len(self._layers) in features:
+                ops.keep_feature(residual, features.index(len(self._layers)))
+            if keep_final:
+                ops.keep_feature(x, len(features))
             return ops.take_logit_rows(x)
         x, residual = ops.take_logit_rows(x), ops.take_logit_rows(residual)
         x, _ = ops.add_rms_norm(x, residual, self._final_norm, self._eps)

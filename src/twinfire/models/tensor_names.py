@@ -5,6 +5,8 @@ A wrong or cut download is reported whole: every missing tensor and every wrong 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensor_layout import expected_shapes
 from twinfire.artifacts.tensors import WeightSource
@@ -23,17 +25,21 @@ def layer_prefix(layer: int) -> str:
 
 def check_tensors(config: ModelConfig, weights: WeightSource) -> None:
     """Raise ModelError naming the tensors that are missing or of another shape."""
-    shapes = expected_shapes(config)
+    check_shapes(expected_shapes(config), weights, "the model")
+
+
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], weights: WeightSource, owner: str) -> None:
+    """Raise ModelError naming which of `shapes` `owner` lacks or has otherwise."""
     missing = [name for name in shapes if name not in weights]
     if missing:
-        raise ModelError(f"the model lacks {len(missing)} tensors: {_listed(missing)}")
+        raise ModelError(f"{owner} lacks {len(missing)} tensors: {_listed(missing)}")
     wrong = [
         f"{name} is {list(actual)}, not {list(shape)}"
         for name, shape in shapes.items()
         if (actual := tuple(weights.tensor(name).shape)) != shape
     ]
     if wrong:
-        raise ModelError(f"{len(wrong)} tensors do not fit the configuration: {_listed(wrong)}")
+        raise ModelError(f"{owner} has {len(wrong)} tensors of a wrong shape: {_listed(wrong)}")
 
 
 def _listed(items: list[str]) -> str:

@@ -155,14 +155,27 @@ class KvCache:
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy block `pairs[:, 0]` to block `pairs[:, 1]`, one after the other."""
 
-    def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: WireBuffer,
+        offset: int = 0,
+        stride: int | None = None,
+    ) -> None:
         """Write the blocks to `into` in the canonical wire layout.
 
-        In int8 a block's float32 scales, one for each head and token, follow its elements.
+        In int8 a block's float32 scales, one for each head and token, follow its elements. The
+        first begins at byte `offset`, each `stride` bytes after the one before; None: its own size.
         ValueError on a block that is none and when the size does not fit.
         """
 
-    def import_blocks(self, block_ids: Sequence[int], content: WireBytes) -> None:
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        content: WireBytes,
+        offset: int = 0,
+        stride: int | None = None,
+    ) -> None:
         """Fill blocks from what `export_blocks` wrote; ValueError likewise."""
 
 class Attention:
@@ -249,6 +262,16 @@ def keep_allowed(
 ) -> None:
     """Set one row to minus infinity where bit i % 32 of `allowed[i // 32]` is 0."""
 
+class KeptRows:
+    """Float rows [rows, width] that one program keeps for the next step of another."""
+
+    def __init__(self, width: int) -> None: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_rows(self) -> int:
+        """Of the last step that kept some."""
+
 class Program:
     """A model's step as nodes that run in the order in which they were added.
 
@@ -274,6 +297,22 @@ class Program:
 
     def add_convert(self, rows: int, out: int) -> None:
         """Write float rows in another form."""
+
+    def add_join(
+        self,
+        parts: Sequence[tuple[int, int, int, Sequence[float], float]],
+        kept: KeptRows | None,
+        out: int,
+    ) -> None:
+        """Write pieces side by side as rows of any form.
+
+        A piece is (buffer of float rows, first column, width, norm's weight, norm's eps). Buffer -1
+        is `kept`, of which each token reads the row that `run_greedy` names, from the first column
+        on. An empty weight is no norm.
+        """
+
+    def add_keep_rows(self, rows: int, kept: KeptRows, column: int) -> None:
+        """Copy float rows to `kept`, from `column` on."""
 
     def add_take_rows(self, rows: int, out: int) -> None:
         """Copy the rows whose logits the step wants."""
@@ -308,6 +347,21 @@ class Program:
         """Compute a step without the GIL; ValueError when it makes no sense.
 
         With `one_by_one` every node is complete before the next one begins.
+        """
+
+    def run_greedy(
+        self,
+        arrays: StepArrays,
+        kept_rows: Int32Array,
+        kv: KvCache,
+        columns: npt.NDArray[np.int64],
+        shares: npt.NDArray[np.float32],
+        one_by_one: bool = False,
+    ) -> None:
+        """Compute a step over kept rows, and the head's greatest score of each logit row.
+
+        `kept_rows` has one row of the kept ones for each token. Writes the score's column, the
+        lowest among equals, and its share of the softmax. As `run` otherwise.
         """
 
     def profile(self, arrays: StepArrays, kv: KvCache) -> list[tuple[str, float]]:

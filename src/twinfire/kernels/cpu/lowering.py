@@ -9,15 +9,17 @@ refused, never computed approximately.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from twinfire.kernels.cpu._native import PackedMatrix, Program, ThreadTeam
+from twinfire.kernels.cpu._native import KeptRows, PackedMatrix, Program, ThreadTeam
 from twinfire.kernels.cpu.native_weights import MatrixUse, NativeWeights, PlainTable
 from twinfire.kernels.cpu.recorder import (
     Add,
     Attention,
+    Concat,
     Embed,
     HeadNorm,
+    KeptFeature,
     Linear,
     RmsNorm,
     Rope,
@@ -46,6 +48,19 @@ class Rows:
     per_logit_row: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KeptLinks:
+    """What a program keeps for another, and what it reads of another's.
+
+    Features lie side by side in a kept row, in order and all of one width.
+    """
+
+    features: dict[int, Value] = field(default_factory=dict)
+    """What the recorded run keeps, by number."""
+    written: KeptRows | None = None
+    read: KeptRows | None = None
+
+
 def matrix_uses(values: list[Value], logits: Linear) -> dict[int, MatrixUse]:
     """Return how the recorded run uses its matrices, by the index of their references."""
     gated = {
@@ -67,9 +82,11 @@ def lower(
     team: ThreadTeam,
     isa: str,
     vocab_size: int,
+    kept: KeptLinks | None = None,
 ) -> Program:
     """Return the program that computes `logits` of `vocab_size` ids, its weights being packed."""
-    return _Lowering(values, logits, weights, team, isa, vocab_size).run()
+    program = Program(team, isa, vocab_size)
+    return _Lowering(values, logits, weights, program, kept or KeptLinks()).run()
 
 
 class _Lowering:
@@ -78,14 +95,15 @@ class _Lowering:
         values: list[Value],
         logits: Linear,
         weights: NativeWeights,
-        team: ThreadTeam,
-        isa: str,
-        vocab_size: int,
+        program: Program,
+        kept: KeptLinks,
     ) -> None:
         self._values = _needed(values, logits)
         self._logits = logits
         self._weights = weights
-        self._program = Program(team, isa, vocab_size)
+        self._program = program
+        self._kept = kept
+        self._kept_numbers = {value: number for number, value in kept.features.items()}
         self._readers = _readers(self._values)
         self._unread = Counter({value: len(readers) for value, readers in self._readers.items()})
         self._rows: dict[Value, Rows] = {}
@@ -105,6 +123,10 @@ class _Lowering:
                     self._attention(value)
                 case TakeLogitRows():
                     self._take_rows(value)
+                case KeptFeature():
+                    self._kept_feature(value)
+                case Concat():
+                    self._concat(value)
                 case HeadNorm() | Rope() | Add() | SiluMul():
                     pass  # Part of the node of what they are computed from or for.
         return self._program
@@ -116,12 +138,16 @@ class _Lowering:
             self._program.add_embed_plain(table.content, table.format, rows.buffer)
         else:
             self._program.add_embed_packed(table, rows.buffer)
+        self._keep(value)
 
     def _norm(self, value: RmsNorm) -> None:
+        if self._is_joined(value):
+            return
         source = self._rows_of(value.x)
         weight = self._weights.vector_at(value.weight)
         rows = self._place(value, self._format_read(value), source.width, source.per_logit_row)
         self._program.add_norm(source.buffer, weight.tolist(), value.eps, rows.buffer)
+        self._keep(value)
         self._release(value.x)
 
     def _linear(self, value: Linear) -> None:
@@ -130,7 +156,8 @@ class _Lowering:
         if value is self._logits:
             self._program.set_head(matrix, source.buffer)
             return
-        (reader,) = self._readers[value]
+        readers = self._readers[value]
+        reader = readers[0] if len(readers) == 1 else None
         match reader:
             case Add(x, residual) if x is value:
                 epilogue, target = "add_f32", self._rows_of(residual)
@@ -139,13 +166,15 @@ class _Lowering:
             case SiluMul():
                 epilogue, format_name = _SILU_MUL[self._format_read(reader)]
                 target = self._place(reader, format_name, matrix.out_columns, source.per_logit_row)
-            case HeadNorm() | Rope() | Attention():
+            case HeadNorm() | Rope() | Attention() | RmsNorm() | None:
                 epilogue = "store_f32"
                 target = self._place(value, "f32", matrix.n, source.per_logit_row)
             case _:
                 raise NotImplementedError(f"a matrix before {type(reader).__name__}")
         sole_reader = len(self._readers[value.x]) == 1
         self._program.add_gemm(matrix, source.buffer, epilogue, target.buffer, sole_reader)
+        if isinstance(reader, Add):
+            self._keep(reader)
         if source is not self._rows_of(value.x):
             self._free.append(source)
         self._release(value.x)
@@ -180,7 +209,56 @@ class _Lowering:
         source = self._rows_of(value.x)
         rows = self._place(value, source.format, source.width, per_logit_row=True)
         self._program.add_take_rows(source.buffer, rows.buffer)
+        self._keep(value)
         self._release(value.x)
+
+    def _kept_feature(self, value: KeptFeature) -> None:
+        if self._is_joined(value):
+            return
+        rows = self._place(value, self._format_read(value), value.width, per_logit_row=False)
+        self._program.add_join([_kept_part(value)], self._kept.read, rows.buffer)
+
+    def _concat(self, value: Concat) -> None:
+        parts, read = [], []
+        for part in value.parts:
+            source, weight, eps = part, list[float](), 0.0
+            if isinstance(part, RmsNorm) and self._is_joined(part):
+                source, eps = part.x, part.eps
+                weight = self._weights.vector_at(part.weight).tolist()
+            if isinstance(source, KeptFeature) and self._is_joined(source):
+                buffer, column, width, _, _ = _kept_part(source)
+            else:
+                rows = self._rows_of(source)
+                assert rows.format == "f32", f"{rows.format} rows in a concatenation"
+                buffer, column, width = rows.buffer, 0, rows.width
+                read.append(source)
+            parts.append((buffer, column, width, weight, eps))
+        width = sum(part[2] for part in parts)
+        joined = self._place(value, self._format_read(value), width, per_logit_row=False)
+        self._program.add_join(parts, self._kept.read, joined.buffer)
+        for source in read:
+            self._release(source)
+
+    def _is_joined(self, value: Value) -> bool:
+        """Whether `value` is computed by the concatenation that alone reads it."""
+        match value:
+            case RmsNorm() if value not in self._kept_numbers:
+                return all(isinstance(reader, Concat) for reader in self._readers[value])
+            case KeptFeature():
+                return all(
+                    isinstance(reader, Concat)
+                    or (isinstance(reader, RmsNorm) and self._is_joined(reader))
+                    for reader in self._readers[value]
+                )
+            case _:
+                return False
+
+    def _keep(self, value: Value) -> None:
+        """Keep the rows of `value`, just computed, if the run did."""
+        number = self._kept_numbers.get(value)
+        if number is not None and self._kept.written is not None:
+            rows = self._rows_of(value)
+            self._program.add_keep_rows(rows.buffer, self._kept.written, number * rows.width)
 
     def _rope(self, value: Rope) -> int:
         index = value.table.index
@@ -202,12 +280,15 @@ class _Lowering:
         return converted
 
     def _format_read(self, value: Value) -> str:
-        """Return the form that all matrices which read `value` want, f32 where they differ."""
+        """Return the form that all who read `value` want, f32 where they differ."""
         formats = {
             self._weights.matrix_at(reader.weight).input_format
-            for reader in self._readers[value]
             if isinstance(reader, Linear)
+            else "f32"
+            for reader in self._readers[value]
         }
+        if value in self._kept_numbers:
+            formats.add("f32")
         return formats.pop() if len(formats) == 1 else "f32"
 
     def _rows_of(self, value: Value) -> Rows:
@@ -233,6 +314,10 @@ class _Lowering:
         self._unread[value] -= 1
         if self._unread[value] <= 0:
             self._free.append(self._rows[value])
+
+
+def _kept_part(value: KeptFeature) -> tuple[int, int, int, list[float], float]:
+    return -1, value.index * value.width, value.width, [], 0.0
 
 
 def _needed(values: list[Value], result: Value) -> list[Value]:

@@ -63,7 +63,7 @@ class NativeWeights:
         self._declared: list[DeclaredMatrix] = []
         self._matrices: list[PackedMatrix] = []
         self._vectors: list[Float32Array] = []
-        self._tables: list[MappedTensor] = []
+        self._tables: list[MappedTensor | PackedMatrix | PlainTable] = []
         self._packed_tables: dict[int, PackedMatrix] = {}
         self._rope_tables: list[RopeTable] = []
         self._unsaved: list[tuple[MatrixShape, Bytes]] = []
@@ -102,6 +102,11 @@ class NativeWeights:
         self._tables.append(tensor)
         return EmbeddingRef(len(self._tables) - 1, tensor.shape[1])
 
+    def share_embedding(self, table: PackedMatrix | PlainTable, width: int) -> EmbeddingRef:
+        """Take a table of other weights, packed already; theirs is the memory."""
+        self._tables.append(table)
+        return EmbeddingRef(len(self._tables) - 1, width)
+
     def rope(self, table: RopeTable) -> RopeRef:
         """Keep rotary frequencies."""
         self._rope_tables.append(table)
@@ -113,11 +118,15 @@ class NativeWeights:
         declared = list(self._declared)
         shapes = [self._shape(d, uses.get(i, MatrixUse())) for i, d in enumerate(declared)]
         places = {}
+        plain = []
         for index, table in enumerate(self._tables):
+            if not isinstance(table, MappedTensor):
+                continue
             place = self._place_of_table(table, declared, shapes)
             if place is not None:
                 places[index] = place
-        plain = [table for index, table in enumerate(self._tables) if index not in places]
+            else:
+                plain.append(table)
         matrices = self._loaded(declared, shapes, plain) or self._packed(declared, shapes, plain)
         self._matrices = matrices[: len(self._declared)]
         self._packed_tables = {index: matrices[place] for index, place in places.items()}
@@ -142,6 +151,8 @@ class NativeWeights:
         if packed is not None:
             return packed
         table = self._tables[ref.index]
+        if not isinstance(table, MappedTensor):
+            return table
         return PlainTable(_content(table.raw), table.format)
 
     def rope_at(self, ref: RopeRef) -> RopeTable:

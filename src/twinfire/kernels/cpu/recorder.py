@@ -6,6 +6,7 @@ nothing; `lowering` makes a program of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twinfire.kernels.ops import EmbeddingRef, HeadLayout, LinearRef, RopeRef, VectorRef
@@ -91,6 +92,21 @@ class TakeLogitRows(Value):
     x: Value
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptFeature(Value):
+    """Rows that another step kept."""
+
+    index: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Concat(Value):
+    """Rows side by side."""
+
+    parts: tuple[Value, ...]
+
+
 def operands(value: Value) -> tuple[Value, ...]:
     """Return the values that `value` is computed from."""
     match value:
@@ -102,6 +118,8 @@ def operands(value: Value) -> tuple[Value, ...]:
             return (qkv,)
         case SiluMul(gate_up):
             return (gate_up,)
+        case Concat(parts):
+            return parts
         case _:
             return ()
 
@@ -164,6 +182,14 @@ class Recorder:
     def keep_feature(self, x: Value, index: int) -> None:
         """Record which rows are wanted."""
         self.features[index] = x
+
+    def kept_feature(self, index: int, width: int) -> Value:
+        """Record."""
+        return self._record(KeptFeature(index, width))
+
+    def concat(self, parts: Sequence[Value]) -> Value:
+        """Record."""
+        return self._record(Concat(tuple(parts)))
 
     def take_logit_rows(self, x: Value) -> Value:
         """Record."""

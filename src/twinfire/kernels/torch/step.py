@@ -6,27 +6,46 @@ Implements `StepOps`. Lives for one step: holds its inputs on the device and wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from twinfire.kernels.ops import EmbeddingRef, HeadLayout, LinearRef, RopeRef, VectorRef
-from twinfire.kernels.step_batch import StepBatch
+from twinfire.kernels.step_batch import Int32Array, StepBatch
 from twinfire.kernels.torch.kv_memory import KvMemory
 from twinfire.kernels.torch.numerics import Attention, Numerics
 from twinfire.kernels.torch.weights import TorchWeights
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFeatures:
+    """Features of an earlier step, and which of their rows each token of this one reads."""
+
+    features: Sequence[Tensor]
+    """Each [rows, width]."""
+    rows: Int32Array
+    """[T]"""
 
 
 class TorchStep:
     """Ops of the step that computes `batch`."""
 
     def __init__(
-        self, weights: TorchWeights, numerics: Numerics, kv: KvMemory, batch: StepBatch
+        self,
+        weights: TorchWeights,
+        numerics: Numerics,
+        kv: KvMemory,
+        batch: StepBatch,
+        kept: KeptFeatures | None = None,
     ) -> None:
         self._weights = weights
         self._numerics = numerics
         self._kv = kv
         self._batch = batch
+        self._kept = kept
         self._attention: dict[tuple[HeadLayout, int | None], Attention] = {}
         self._turns: dict[RopeRef, tuple[Tensor, Tensor]] = {}
         self._token_rows = kv.token_rows(batch.slots)
@@ -107,10 +126,18 @@ class TorchStep:
         """Keep a copy."""
         self._features[index] = x.clone()
 
+    def kept_feature(self, index: int, width: int) -> Tensor:
+        """Return the rows that this step's tokens read."""
+        assert self._kept is not None, "the step was given no kept features"
+        return _rows_at(self._kept.features[index], self._kept.rows)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join."""
+        return torch.cat(list(parts), dim=-1)
+
     def take_logit_rows(self, x: Tensor) -> Tensor:
         """Return the rows that need logits."""
-        rows = torch.from_numpy(self._batch.logit_rows.astype(np.int64)).to(x.device)
-        return x.index_select(0, rows)
+        return _rows_at(x, self._batch.logit_rows)
 
     def _turn(self, ref: RopeRef) -> tuple[Tensor, Tensor]:
         """Return cos and signed sin, both float32 [T, 1, 2, head_dim / 2]."""
@@ -134,6 +161,10 @@ class TorchStep:
         ended = self._batch.slots[self._batch.slots % size == size - 1] // size
         unfinished = np.setdiff1d(begun, ended)
         return self._kv.block_rows(unfinished) if len(unfinished) else None
+
+
+def _rows_at(x: Tensor, indices: Int32Array) -> Tensor:
+    return x.index_select(0, torch.from_numpy(indices.astype(np.int64)).to(x.device))
 
 
 def _by_head(qkv: Tensor, heads: HeadLayout) -> Tensor:

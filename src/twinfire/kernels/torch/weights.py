@@ -112,6 +112,11 @@ class TorchWeights:
             self._embeddings.append(ResidentEmbedding(table))
         return EmbeddingRef(len(self._embeddings) - 1, tensor.shape[1])
 
+    def share_embedding(self, embedding: Embedding, width: int) -> EmbeddingRef:
+        """Take a table of other weights, which keep it."""
+        self._embeddings.append(embedding)
+        return EmbeddingRef(len(self._embeddings) - 1, width)
+
     def rope(self, table: RopeTable) -> RopeRef:
         """Keep rotary frequencies."""
         self._rope_tables.append(table)

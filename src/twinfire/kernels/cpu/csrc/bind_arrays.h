@@ -16,6 +16,8 @@ template <typename T>
 using ConstMatrix = nanobind::ndarray<const T, nanobind::ndim<2>, nanobind::c_contig,
                                       nanobind::device::cpu>;
 template <typename T>
+using Vector = nanobind::ndarray<T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+template <typename T>
 using Matrix = nanobind::ndarray<T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 template <typename T>
 using Array = nanobind::ndarray<nanobind::numpy, T, nanobind::c_contig>;

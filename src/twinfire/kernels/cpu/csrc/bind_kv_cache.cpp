@@ -1,8 +1,10 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,8 +53,21 @@ void check_ids(const KvCache& cache, const std::vector<int64_t>& ids) {
           ("block ids must lie in [0, " + std::to_string(cache.shape().num_blocks) + ")").c_str());
 }
 
-void check_size(const KvCache& cache, const std::vector<int64_t>& ids, const Buffer& wire) {
-  const size_t expected = ids.size() * size_t(cache.bytes_per_block());
+// Where the blocks lie on a wire that other caches' parts of a block may share.
+struct WirePlaces {
+  size_t offset;  // of the first
+  size_t stride;  // from one to the next
+};
+
+WirePlaces wire_places(const KvCache& cache, int64_t offset, std::optional<int64_t> stride) {
+  const int64_t own = cache.bytes_per_block();
+  require(offset >= 0 && stride.value_or(own) - offset >= own,
+          "a block does not fit its place on the wire");
+  return {size_t(offset), size_t(stride.value_or(own))};
+}
+
+void check_size(const std::vector<int64_t>& ids, WirePlaces places, const Buffer& wire) {
+  const size_t expected = ids.size() * places.stride;
   if (wire.size() != expected)
     throw nb::value_error((std::to_string(wire.size()) + " bytes for " +
                            std::to_string(ids.size()) + " blocks; they take " +
@@ -60,24 +75,28 @@ void check_size(const KvCache& cache, const std::vector<int64_t>& ids, const Buf
                               .c_str());
 }
 
-void export_blocks(const KvCache& cache, const std::vector<int64_t>& ids, nb::object into) {
+void export_blocks(const KvCache& cache, const std::vector<int64_t>& ids, nb::object into,
+                   int64_t offset, std::optional<int64_t> stride) {
   check_ids(cache, ids);
+  const WirePlaces places = wire_places(cache, offset, stride);
   const Buffer wire(into, PyBUF_WRITABLE);
-  check_size(cache, ids, wire);
-  const size_t block_bytes = size_t(cache.bytes_per_block());
+  check_size(ids, places, wire);
   const nb::gil_scoped_release released;
   for (size_t i = 0; i < ids.size(); ++i)
-    cache.export_block(ids[i], {wire.data() + i * block_bytes, block_bytes});
+    cache.export_block(ids[i], {wire.data() + places.offset + i * places.stride,
+                                size_t(cache.bytes_per_block())});
 }
 
-void import_blocks(KvCache& cache, const std::vector<int64_t>& ids, nb::object content) {
+void import_blocks(KvCache& cache, const std::vector<int64_t>& ids, nb::object content,
+                   int64_t offset, std::optional<int64_t> stride) {
   check_ids(cache, ids);
+  const WirePlaces places = wire_places(cache, offset, stride);
   const Buffer wire(content, PyBUF_SIMPLE);
-  check_size(cache, ids, wire);
-  const size_t block_bytes = size_t(cache.bytes_per_block());
+  check_size(ids, places, wire);
   const nb::gil_scoped_release released;
   for (size_t i = 0; i < ids.size(); ++i)
-    cache.import_block(ids[i], {wire.data() + i * block_bytes, block_bytes});
+    cache.import_block(ids[i], {wire.data() + places.offset + i * places.stride,
+                                size_t(cache.bytes_per_block())});
 }
 
 }  // namespace
@@ -97,8 +116,10 @@ void bind_kv_cache(nb::module_& module) {
                cache.copy_block(ids[2 * i], ids[2 * i + 1]);
            },
            nb::arg("pairs"))
-      .def("export_blocks", &export_blocks, nb::arg("block_ids"), nb::arg("into"))
-      .def("import_blocks", &import_blocks, nb::arg("block_ids"), nb::arg("content"));
+      .def("export_blocks", &export_blocks, nb::arg("block_ids"), nb::arg("into"),
+           nb::arg("offset") = 0, nb::arg("stride") = nb::none())
+      .def("import_blocks", &import_blocks, nb::arg("block_ids"), nb::arg("content"),
+           nb::arg("offset") = 0, nb::arg("stride") = nb::none());
 }
 
 }  // namespace tf

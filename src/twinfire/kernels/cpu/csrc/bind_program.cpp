@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "bind_arrays.h"
 #include "bindings.h"
 #include "format_names.h"
+#include "kept_rows.h"
 #include "program.h"
 
 namespace tf {
@@ -49,10 +51,12 @@ class BoundProgram {
     return program_.add_buffer(parse<RowFormat>(kRowFormats, format), width, per_logit_row);
   }
   void add_embed_packed(const PackedMatrix& table, int out) {
+    release();
     require(table.n >= vocab_size_, "the table has fewer rows than the vocabulary");
     program_.add(std::make_unique<EmbedNode>(table, buffer(out)));
   }
   void add_embed_plain(ConstVector<uint8_t> table, std::string_view format_name, int out) {
+    release();
     const auto format = parse<TableFormat>(kTableFormats, format_name);
     const size_t value_bytes = format == TableFormat::f32 ? 4 : 2;
     const size_t width = size_t(program_.context().buffers[size_t(buffer(out))].width);
@@ -66,6 +70,35 @@ class BoundProgram {
   }
   void add_convert(int in, int out) {
     hold(std::make_unique<ConvertNode>(buffer(in), buffer(out)));
+  }
+  // Buffer (-1: kept rows), first column of kept rows, width, weight of the norm (empty: none), eps.
+  using Part = std::tuple<int, int, int, std::vector<float>, float>;
+  void add_join(const std::vector<Part>& parts, std::shared_ptr<KeptRows> kept, int out) {
+    std::vector<JoinedPart> joined;
+    int width = 0;
+    for (const auto& [in, column, part_width, weight, eps] : parts) {
+      if (in < 0) {
+        require(kept && 0 <= column && column + part_width <= kept->width(),
+                "a part lies outside the kept rows");
+        require(!read_rows_ || read_rows_ == kept, "a program reads one set of kept rows");
+        read_rows_ = kept;
+      } else {
+        require(float_rows(in).width == part_width, "a part has another width than its buffer");
+      }
+      require(weight.empty() || weight.size() == size_t(part_width), "a norm has another width");
+      width += part_width;
+      joined.push_back({in, column, part_width, weight, eps});
+    }
+    require(program_.context().buffers[size_t(buffer(out))].width == width,
+            "the parts do not fill the row");
+    hold(std::make_unique<JoinNode>(std::move(joined), kept.get(), out));
+  }
+  void add_keep_rows(int in, std::shared_ptr<KeptRows> kept, int column) {
+    release();
+    require(0 <= column && column + float_rows(in).width <= kept->width(),
+            "the rows do not fit the kept ones");
+    program_.add_keep_rows(std::make_unique<KeepRowsNode>(in, kept.get(), column));
+    written_rows_.push_back(std::move(kept));
   }
   void add_take_rows(int in, int out) {
     release();
@@ -168,12 +201,25 @@ class BoundProgram {
             block_copies.data()};
   }
   void run(const Arrays& arrays, KvCache& kv, bool one_by_one) {
+    require(!read_rows_, "the program reads kept rows, which are not given");
     const StepInputs inputs = checked(arrays, kv);
     const nb::gil_scoped_release released;
-    if (one_by_one)
-      program_.run_one_by_one(inputs, kv);
-    else
-      program_.run(inputs, kv);
+    replay(inputs, kv, one_by_one);
+  }
+  void run_greedy(const Arrays& arrays, Ids kept_rows, KvCache& kv, Vector<int64_t> columns,
+                  Vector<float> shares, bool one_by_one) {
+    StepInputs inputs = checked(arrays, kv);
+    require(head_columns_ > 0, "the program has no head");
+    require(read_rows_ && kept_rows.size() == size_t(inputs.num_tokens),
+            "kept rows and tokens differ in number");
+    require(all_within(kept_rows.data(), kept_rows.size(), read_rows_->num_rows()),
+            "a kept row is none of those of the step before");
+    require(columns.size() == size_t(inputs.num_logit_rows) && columns.size() == shares.size(),
+            "the outputs do not have the logit rows' number");
+    inputs.kept_rows = kept_rows.data();
+    const nb::gil_scoped_release released;
+    replay(inputs, kv, one_by_one);
+    program_.greedy(columns.data(), shares.data());
   }
   std::vector<std::pair<std::string, double>> profile(const Arrays& arrays, KvCache& kv) {
     return program_.profile(checked(arrays, kv), kv);
@@ -188,6 +234,17 @@ class BoundProgram {
   const Program& program() const { return program_; }
 
  private:
+  void replay(const StepInputs& inputs, KvCache& kv, bool one_by_one) {
+    if (one_by_one)
+      program_.run_one_by_one(inputs, kv);
+    else
+      program_.run(inputs, kv);
+  }
+  const Buffer& float_rows(int index) const {
+    const Buffer& rows = program_.context().buffers[size_t(buffer(index))];
+    require(rows.format == RowFormat::f32, "the rows are not float rows");
+    return rows;
+  }
   int buffer(int index) const {
     require(0 <= index && size_t(index) < program_.context().buffers.size(), "no such buffer");
     return index;
@@ -206,11 +263,21 @@ class BoundProgram {
   int num_layers_ = 0;
   int num_logit_rows_ = 0;
   std::unique_ptr<RowNode> held_;
+  std::shared_ptr<KeptRows> read_rows_;
+  std::vector<std::shared_ptr<KeptRows>> written_rows_;
 };
 
 }  // namespace
 
 void bind_program(nb::module_& module) {
+  nb::class_<KeptRows>(module, "KeptRows")
+      .def(nb::new_([](int width) {
+             require(width > 0, "kept rows have a width of at least 1");
+             return std::make_shared<KeptRows>(width);
+           }),
+           nb::arg("width"))
+      .def_prop_ro("width", &KeptRows::width)
+      .def_prop_ro("num_rows", &KeptRows::num_rows);
   nb::class_<BoundProgram>(module, "Program")
       .def(nb::init<std::shared_ptr<ThreadTeam>, std::string_view, int>(), nb::arg("team"),
            nb::arg("isa"), nb::arg("vocab_size"))
@@ -224,6 +291,10 @@ void bind_program(nb::module_& module) {
       .def("add_norm", &BoundProgram::add_norm, nb::arg("rows"), nb::arg("weight"),
            nb::arg("eps"), nb::arg("out"))
       .def("add_convert", &BoundProgram::add_convert, nb::arg("rows"), nb::arg("out"))
+      .def("add_join", &BoundProgram::add_join, nb::arg("parts"), nb::arg("kept").none(),
+           nb::arg("out"))
+      .def("add_keep_rows", &BoundProgram::add_keep_rows, nb::arg("rows"), nb::arg("kept"),
+           nb::arg("column"))
       .def("add_take_rows", &BoundProgram::add_take_rows, nb::arg("rows"), nb::arg("out"))
       .def("add_gemm", &BoundProgram::add_gemm, nb::arg("matrix"), nb::arg("rows"),
            nb::arg("epilogue"), nb::arg("out"), nb::arg("sole_reader"), nb::keep_alive<1, 2>())
@@ -234,6 +305,8 @@ void bind_program(nb::module_& module) {
            nb::keep_alive<1, 2>())
       .def("run", &BoundProgram::run, nb::arg("arrays"), nb::arg("kv"),
            nb::arg("one_by_one") = false)
+      .def("run_greedy", &BoundProgram::run_greedy, nb::arg("arrays"), nb::arg("kept_rows"),
+           nb::arg("kv"), nb::arg("columns"), nb::arg("shares"), nb::arg("one_by_one") = false)
       .def("profile", &BoundProgram::profile, nb::arg("arrays"), nb::arg("kv"))
       .def("logits", &BoundProgram::logits, nb::arg("start"), nb::arg("stop"), nb::arg("out"))
       .def_prop_ro("num_nodes", [](const BoundProgram& self) { return self.program().num_nodes(); })

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace tf {
 
@@ -37,6 +38,11 @@ int Program::plan(const HeadShape& shape, int window) {
 
 void Program::add(std::unique_ptr<RowNode> node, std::unique_ptr<GemmNode> matrix) {
   nodes_.push_back({std::move(node), std::move(matrix)});
+}
+
+void Program::add_keep_rows(std::unique_ptr<KeepRowsNode> node) {
+  keep_nodes_.push_back(node.get());
+  add(std::move(node));
 }
 
 void Program::set_head(const PackedMatrix& matrix, int hidden) {
@@ -106,8 +112,39 @@ void Program::logits(int start, int stop, float* out) {
   team_->run({&num_tiles, 1}, head);
 }
 
+void Program::greedy(int64_t* columns, float* shares) {
+  const int num_rows = context_.inputs.num_logit_rows;
+  if (num_rows == 0) return;
+  scores_.reserve(sizeof(float) * size_t(num_rows) * size_t(head_->n));
+  const float* const scores = reinterpret_cast<const float*>(scores_.data());
+  logits(0, num_rows, reinterpret_cast<float*>(scores_.data()));
+  struct Choice final : TileRunner {
+    void run_tile(int, int row, int) override {
+      const float* const own = scores + size_t(row) * size_t(num_columns);
+      columns[row] = kernels.argmax(own, num_columns);
+      shares[row] = std::exp(own[columns[row]] - kernels.logsumexp(own, num_columns));
+    }
+    Choice(const SamplingKernels& kernels, const float* scores, int64_t num_columns,
+           int64_t* columns, float* shares)
+        : kernels(kernels),
+          scores(scores),
+          num_columns(num_columns),
+          columns(columns),
+          shares(shares) {}
+    const SamplingKernels& kernels;
+    const float* scores;
+    const int64_t num_columns;
+    int64_t* columns;
+    float* shares;
+  } choice(context_.sampling, scores, head_->n, columns, shares);
+  if (num_rows == 1)
+    choice.run_tile(0, 0, 0);  // Not worth waking the others.
+  else
+    team_->run({&num_rows, 1}, choice);
+}
+
 size_t Program::buffer_bytes() const {
-  size_t bytes = 0;
+  size_t bytes = scores_.size();
   for (const Buffer& buffer : context_.buffers) bytes += buffer.bytes.size();
   for (const auto& rope : context_.ropes) bytes += rope->factors.size();
   for (const ThreadScratch& scratch : scratch_)
@@ -124,6 +161,7 @@ void Program::prepare(const StepInputs& inputs, KvCache& kv) {
     Buffer& buffer = context_.buffers[index];
     buffer.bytes.reserve(size_t(context_.num_rows(int(index))) * buffer.row_bytes());
   }
+  for (const KeepRowsNode* node : keep_nodes_) node->make_room(context_);
   for (const auto& rope : context_.ropes)
     rope->factors.reserve(sizeof(float) * size_t(inputs.num_tokens) * size_t(rope->head_dim()));
   const AttentionStep step{inputs.num_sequences, inputs.query_starts, inputs.context_lens,

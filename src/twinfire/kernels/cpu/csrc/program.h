@@ -30,6 +30,7 @@ class Program final : private TileRunner {
   void add(std::unique_ptr<Node> node) { nodes_.push_back({std::move(node), nullptr}); }
   // `node`, whose rows nothing but `matrix` reads.
   void add(std::unique_ptr<RowNode> node, std::unique_ptr<GemmNode> matrix);
+  void add_keep_rows(std::unique_ptr<KeepRowsNode> node);
   // What `logits` multiplies; reads float rows from nothing but `hidden`.
   void set_head(const PackedMatrix& matrix, int hidden);
 
@@ -45,6 +46,10 @@ class Program final : private TileRunner {
   std::vector<std::pair<std::string, double>> profile(const StepInputs& inputs, KvCache& kv);
   // f32 [stop - start][head columns] of the last run's rows of logits.
   void logits(int start, int stop, float* out);
+
+  // Of each of the last run's rows of logits: the column of the largest, the lowest among equals,
+  // and its share of the softmax.
+  void greedy(int64_t* columns, float* shares);
 
   size_t buffer_bytes() const;
 
@@ -70,12 +75,14 @@ class Program final : private TileRunner {
   StepContext context_;
   std::shared_ptr<ThreadTeam> team_;
   std::vector<Step> nodes_;
+  std::vector<const KeepRowsNode*> keep_nodes_;  // of nodes_
   std::vector<Phase> phases_;
   std::vector<int> tiles_of_phase_;
   std::vector<ThreadScratch> scratch_;
   uint64_t num_phases_before_ = 0;
   std::optional<PackedMatrix> head_;
   int hidden_ = -1;
+  AlignedBytes scores_;  // what `greedy` chooses from
 };
 
 }  // namespace tf

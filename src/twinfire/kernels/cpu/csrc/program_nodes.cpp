@@ -64,6 +64,54 @@ void ConvertNode::run_rows(StepContext& context, int first, int end, std::byte* 
   context.row_ops.convert_rows(args, first, end);
 }
 
+JoinNode::JoinNode(std::vector<JoinedPart> parts, KeptRows* kept, int out)
+    : RowNode(out), parts_(std::move(parts)), kept_(kept) {
+  const auto whole_lines = [](int width) { return (size_t(width) + 15) / 16 * 16; };
+  for (const JoinedPart& part : parts_) {
+    width_ += part.width;
+    norm_floats_ = std::max(norm_floats_, whole_lines(part.width));
+  }
+  joined_floats_ = whole_lines(width_);
+}
+
+void JoinNode::run_rows(StepContext& context, int first, int end, std::byte* out,
+                        ThreadScratch& scratch) const {
+  const Buffer& target = context.buffers[size_t(this->out())];
+  float* const joined = reinterpret_cast<float*>(scratch.workspace.data());
+  float* const norm_scratch = joined + joined_floats_;
+  for (int row = first; row < end; ++row) {
+    float* place = joined;
+    for (const JoinedPart& part : parts_) {
+      float* const source = part.in < 0
+                                ? kept_->row(context.inputs.kept_rows[row]) + part.kept_column
+                                : context.floats(part.in) + size_t(row) * size_t(part.width);
+      const size_t bytes = sizeof(float) * size_t(part.width);
+      if (part.weight.empty()) {
+        std::memcpy(place, source, bytes);
+      } else {
+        const RmsNormArgs args{source, nullptr,        part.weight.data(),
+                               part.eps, 1,            part.width,
+                               RowFormat::f32, reinterpret_cast<std::byte*>(place), bytes};
+        context.row_ops.rms_norm(args, 0, 1, norm_scratch);
+      }
+      place += part.width;
+    }
+    context.gemm.write_row(joined, width_, target.format, out + size_t(row) * target.row_bytes());
+  }
+}
+
+int KeepRowsNode::num_tiles(const StepContext& context) const {
+  return row_tiles(context.num_rows(in_));
+}
+
+void KeepRowsNode::run_tile(StepContext& context, int tile, ThreadScratch&) const {
+  const int first = tile * kTileRows, end = std::min(first + kTileRows, context.num_rows(in_));
+  const size_t width = size_t(context.buffers[size_t(in_)].width);
+  for (int row = first; row < end; ++row)
+    std::memcpy(kept_->row(row) + column_, context.floats(in_) + size_t(row) * width,
+                sizeof(float) * width);
+}
+
 int TakeRowsNode::num_tiles(const StepContext& context) const {
   return row_tiles(context.num_rows(out_));
 }

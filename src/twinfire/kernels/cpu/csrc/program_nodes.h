@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kept_rows.h"
 #include "step_context.h"
 
 namespace tf {
@@ -83,6 +84,49 @@ class ConvertNode final : public RowNode {
 
  private:
   int in_;
+};
+
+// A piece of a joined row: float rows of a buffer or of kept rows, normed or as they are.
+struct JoinedPart {
+  int in;                     // buffer; -1: kept rows
+  int kept_column;            // where the piece begins in a kept row
+  int width;
+  std::vector<float> weight;  // of the norm; empty: none
+  float eps;
+};
+
+// Pieces side by side as one row in any form.
+class JoinNode final : public RowNode {
+ public:
+  // `kept` may be null where no part reads it.
+  JoinNode(std::vector<JoinedPart> parts, KeptRows* kept, int out);
+  std::string label() const override { return "join"; }
+  void run_rows(StepContext& context, int first, int end, std::byte* out,
+                ThreadScratch& scratch) const override;
+  size_t workspace_bytes(const StepContext&) const override {
+    return sizeof(float) * (joined_floats_ + norm_floats_);
+  }
+
+ private:
+  std::vector<JoinedPart> parts_;
+  KeptRows* kept_;
+  int width_ = 0;
+  size_t joined_floats_, norm_floats_ = 0;
+};
+
+// Copies rows to where they outlive the step, from column `column` on.
+class KeepRowsNode final : public Node {
+ public:
+  KeepRowsNode(int in, KeptRows* kept, int column) : in_(in), kept_(kept), column_(column) {}
+  std::string label() const override { return "keep rows"; }
+  int num_tiles(const StepContext& context) const override;
+  void run_tile(StepContext& context, int tile, ThreadScratch& scratch) const override;
+  void make_room(const StepContext& context) const { kept_->resize(context.num_rows(in_)); }
+
+ private:
+  int in_;
+  KeptRows* kept_;
+  int column_;
 };
 
 class TakeRowsNode final : public Node {

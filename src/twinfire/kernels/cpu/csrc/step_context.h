@@ -16,6 +16,7 @@
 #include "gemm.h"
 #include "packing.h"
 #include "rows.h"
+#include "sampling.h"
 
 namespace tf {
 
@@ -41,7 +42,7 @@ class AlignedBytes {
   size_t size_ = 0;
 };
 
-// The arrays of a StepBatch.
+// The arrays of a StepBatch, and which kept rows the tokens read.
 struct StepInputs {
   int num_tokens;
   int num_sequences;
@@ -56,6 +57,7 @@ struct StepInputs {
   const int32_t* block_tables;
   const int32_t* logit_rows;
   const int32_t* block_copies;
+  const int32_t* kept_rows = nullptr;  // null: the program reads none
 };
 
 // Rows between two nodes: one per token, or one per row of the step that wants logits.
@@ -94,13 +96,15 @@ struct StepContext {
         gemm(TF_FOR_ISA(isa, kGemmKernels)),
         packing(TF_FOR_ISA(isa, kPackingKernels)),
         attention(TF_FOR_ISA(isa, kAttentionKernels)),
-        row_ops(TF_FOR_ISA(isa, kRowKernels)) {}
+        row_ops(TF_FOR_ISA(isa, kRowKernels)),
+        sampling(TF_FOR_ISA(isa, kSamplingKernels)) {}
 
   const int num_threads;
   const GemmKernels& gemm;
   const PackingKernels& packing;
   const AttentionKernels& attention;
   const RowKernels& row_ops;
+  const SamplingKernels& sampling;
 
   StepInputs inputs{};
   KvCache* kv = nullptr;

@@ -1,0 +1,94 @@
+"""An EAGLE-3 head on the torch op set, beside the target whose features it reads.
+
+Implements `DraftRunner`; the reference for the native one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twinfire.artifacts.draft_head import DraftHead
+from twinfire.cache.kv_group import KvGroup
+from twinfire.engine.draft_runner import DRAFT_GROUP, DraftedTokens
+from twinfire.engine.torch_kv import TorchKv
+from twinfire.kernels.ops import StepOps
+from twinfire.kernels.step_batch import Int32Array, StepBatch
+from twinfire.kernels.torch.numerics import Numerics
+from twinfire.kernels.torch.step import KeptFeatures, TorchStep
+from twinfire.kernels.torch.weights import TorchWeights
+from twinfire.models.eagle3_head import Eagle3Head
+
+KV_INDEX = 1
+"""Which memory of `TorchKv` is the head's."""
+
+
+class TorchDraftRunner:
+    """A head whose runner sets `target_features` with every step."""
+
+    def __init__(
+        self,
+        body: Eagle3Head,
+        draft_ids: npt.NDArray[np.int64] | None,
+        weights: TorchWeights,
+        numerics: Numerics,
+        kv: TorchKv,
+    ) -> None:
+        self.target_features: Sequence[Tensor] = ()
+        """What the target's last step kept, each [rows, width]."""
+        self._body = body
+        self._draft_ids = draft_ids
+        self._weights = weights
+        self._numerics = numerics
+        self._kv = kv
+        self._own_rows: Sequence[Tensor] = ()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the head's packed weights, without the target's embedding."""
+        return self._weights.num_bytes
+
+    def first(self, batch: StepBatch, feature_rows: Int32Array) -> DraftedTokens:
+        """Draft from the target's rows `feature_rows`; ValueError on a row that is none."""
+        return self._run(self._body.first, self.target_features, batch, feature_rows)
+
+    def further(self, batch: StepBatch, kept_rows: Int32Array) -> DraftedTokens:
+        """Draft from the head's own rows `kept_rows`; ValueError on a row that is none."""
+        return self._run(self._body.further, self._own_rows, batch, kept_rows)
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        draft: Callable[[StepOps[Tensor]], Tensor],
+        features: Sequence[Tensor],
+        batch: StepBatch,
+        rows: Int32Array,
+    ) -> DraftedTokens:
+        num_kept = len(features[0]) if features else 0
+        if len(rows) != batch.num_tokens:
+            raise ValueError(f"{len(rows)} kept rows for {batch.num_tokens} tokens")
+        if any(not 0 <= row < num_kept for row in rows.tolist()):
+            raise ValueError(f"kept rows must lie in [0, {num_kept})")
+        kept = KeptFeatures(features, rows)
+        step = TorchStep(self._weights, self._numerics, self._kv.memory(KV_INDEX), batch, kept)
+        hidden_rows = draft(step)
+        self._own_rows = step.features
+        if not len(hidden_rows):
+            return DraftedTokens(np.empty(0, np.int64), np.empty(0, np.float32))
+        logits = self._body.logits(step, hidden_rows).to(device="cpu", dtype=torch.float32)
+        columns = logits.argmax(dim=-1)
+        shares = logits.softmax(dim=-1).gather(1, columns[:, None])[:, 0]
+        ids = columns.numpy()
+        return DraftedTokens(
+            ids if self._draft_ids is None else self._draft_ids[ids], shares.numpy()
+        )
+
+
+def draft_kv_group(head: DraftHead, dtype: str) -> KvGroup:
+    """Return the group of the head's KV."""
+    config = head.config
+    return KvGroup(DRAFT_GROUP, config.num_layers, config.num_kv_heads, config.head_dim, dtype)
