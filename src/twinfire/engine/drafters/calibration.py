@@ -46,9 +46,9 @@ class Calibration:
         return expected
 
     def mean_accepted(self, source: str) -> float:
-        """Return how many tokens of a draft of this source were accepted lately; 0 for none."""
+        """Return how many tokens of a draft were accepted lately; 1 of a source not seen yet."""
         known = self._sources.get(source)
-        return known.mean_accepted if known is not None else 0.0
+        return known.brought.share(1.0, _SOURCE_DOUBT) if known is not None else 1.0
 
     def note(self, source: str, confidences: Sequence[float], num_accepted: int) -> None:
         """Learn that of the tokens checked with these confidences so many were accepted."""
@@ -69,8 +69,8 @@ class _Tally:
         self.accepted = 0.0
         self.tried = 0.0
 
-    def add(self, is_accepted: bool, weight: float) -> None:
-        self.accepted = self.accepted * _KEPT + is_accepted
+    def add(self, accepted: float, weight: float) -> None:
+        self.accepted = self.accepted * _KEPT + accepted
         self.tried = self.tried * _KEPT + weight
 
     def share(self, prior: float, doubt: float) -> float:
@@ -85,7 +85,8 @@ class _Source:
         self._positions = [
             [_Tally() for _ in range(len(_EDGES) + 1)] for _ in range(len(_POSITION_EDGES) + 1)
         ]
-        self.mean_accepted = 0.0
+        self.brought = _Tally()
+        """Accepted tokens over drafts."""
 
     def chance(self, place: int, confidence: float) -> float:
         group = bisect_right(_EDGES, confidence)
@@ -102,4 +103,4 @@ class _Source:
             self._whole.add(is_accepted, confidence)
             self._groups[group].add(is_accepted, 1.0)
             self._positions[bisect_right(_POSITION_EDGES, place)][group].add(is_accepted, 1.0)
-        self.mean_accepted += 0.05 * (num_accepted - self.mean_accepted)
+        self.brought.add(num_accepted, 1.0)

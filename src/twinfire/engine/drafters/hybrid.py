@@ -20,14 +20,12 @@ class HybridDrafter:
         self._first = first
         self._second = second
         self._calibration = calibration
-        self._second_source: str | None = None
+        self._second_source = ""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Return one draft per context, each of one drafter."""
         drafts = self._first.propose(contexts)
-        needed = 0.0
-        if self._second_source is not None:
-            needed = self._calibration.mean_accepted(self._second_source)
+        needed = self._calibration.mean_accepted(self._second_source)
         unsure = [
             number
             for number, draft in enumerate(drafts)

@@ -17,6 +17,8 @@ from twinfire.engine.drafters.track_record import TrackRecord
 _ANCHORS = (2, 4, 8)
 _MAX_LENGTH = 32
 _PLACES = 16
+_START_TRUST = 0.8
+"""A client predicts because it knows."""
 
 
 class PredictionDrafter:
@@ -57,7 +59,7 @@ class _Follower:
         self._parted_at = 0
         self._run = 0
         """Tokens that were the same in a row."""
-        self._record = TrackRecord()
+        self._record = TrackRecord(_START_TRUST)
 
     def guess(self, context: DraftContext) -> Draft:
         self._record.judge(context.tokens)
@@ -69,10 +71,8 @@ class _Follower:
             return Draft([], [], "prediction")
         token_ids = list(self._prediction[place : place + context.limit])
         self._record.expect(len(context.tokens), token_ids[0])
-        sure = self._run + 8.0 * self._record.hit_rate
-        confidences = [
-            (sure + depth + 4.0) / (sure + depth + 5.0) for depth in range(len(token_ids))
-        ]
+        first = (self._run + 10.0 * self._record.hit_rate) / (self._run + 10.5)
+        confidences = [1.0 - (1.0 - first) * 0.9**depth for depth in range(len(token_ids))]
         return Draft(token_ids, confidences, "prediction")
 
     def _follow(self, tokens: array[int]) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPEATS = 3
 _FACTOR_RATE = 0.1
-_POINT_RATE = 0.02
+_POINT_RATE = 0.01
+_POINT_KEPT = 0.999
+"""What a point keeps of its own at each step: what lasts is the whole curve's in the end."""
 _MOST_SURPRISE = 0.25
 """How far one step can seem off, as a logarithm."""
 
@@ -55,6 +57,7 @@ class StepCosts:
         self._factor_log += _FACTOR_RATE * surprise
         right = min(bisect_left(self._rows, num_rows), len(self._rows) - 1)
         left = right if self._rows[right] <= num_rows else right - 1
+        self._point_logs = [log * _POINT_KEPT for log in self._point_logs]
         for point in {left, right}:
             self._point_logs[point] += _POINT_RATE * surprise
         self._refresh()

@@ -6,7 +6,6 @@ from array import array
 
 _MEMORY = 0.9
 """Weight of what was known when one more guess is judged."""
-_START = 0.5
 
 
 class TrackRecord:
@@ -14,8 +13,9 @@ class TrackRecord:
 
     __slots__ = ("_guess", "_place", "hit_rate")
 
-    def __init__(self) -> None:
-        self.hit_rate = _START
+    def __init__(self, start: float = 0.5) -> None:
+        """`start` is the hit rate before anything was judged."""
+        self.hit_rate = start
         """Share of guesses that were right, the latest counting most."""
         self._guess = -1
         self._place = 0
