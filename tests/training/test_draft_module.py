@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twinfire.training.draft_module import DraftModule, DraftShape, KeyValue
+from twinfire.training.draft_module import DraftModule, DraftShape, PassKeys
 
 SHAPE = DraftShape(
     hidden_size=24,
@@ -73,7 +73,7 @@ def drafted_alone(head: DraftModule, embeddings: Tensor, features: Tensor, row: 
 def test_training_passes_are_what_a_server_drafts() -> None:
     head = module()
     embeddings, features = torch.randn(LENGTH + NUM_PASSES, 24), torch.randn(LENGTH, 72)
-    seen: list[KeyValue] = []
+    seen: list[PassKeys] = []
     passes: list[Tensor] = []
     with torch.no_grad():
         feature = head.first_feature(features)

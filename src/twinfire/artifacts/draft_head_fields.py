@@ -57,6 +57,8 @@ def read_draft_head_config(
     count = fields.optional_integer("num_aux_hidden_states", 1)
     if count is not None and uses_features and count != len(layers):
         raise fields.fault("num_aux_hidden_states", f"is {count}, but {len(layers)} are named")
+    if eagle.flag("norm_before_fc") and eagle.flag("fc_norm"):
+        raise eagle.fault("fc_norm", "is true beside norm_before_fc, which is not supported")
     num_heads = fields.integer("num_attention_heads")
     rope = rope_from_config(fields, fields.integer("max_position_embeddings", target.max_position))
     mla = _mla(fields) if "layers.0.self_attn.kv_a_proj_with_mqa.weight" in source else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,30 +15,42 @@ class AcceptanceCurve:
     """Counts by position in a chain of drafts."""
 
     num_chains: int = 0
+    num_tried: list[int] = field(default_factory=list)
+    """Chains whose draft i was judged, all before it having been right, for i = 1, 2 ..."""
     num_reached: list[int] = field(default_factory=list)
     """Chains whose first i drafts were all right, for i = 1, 2 ..."""
 
-    def add(self, right: Tensor) -> None:
-        """Count chains: `right` [chains, passes] tells which drafts were right."""
-        reached = right.to(torch.int64).cumprod(dim=1).sum(dim=0).tolist()
+    def add(self, right: Tensor, known: Tensor | None = None) -> None:
+        """Count chains: `right` [chains, passes] tells which drafts were right.
+
+        `known` of the same shape tells where that can be judged; a chain counts until then.
+        """
+        judged = torch.ones_like(right) if known is None else known.cumprod(dim=1).bool()
+        reached = (right & judged).to(torch.int64).cumprod(dim=1)
+        before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
         self.num_chains += right.shape[0]
-        if not self.num_reached:
-            self.num_reached = [0] * len(reached)
-        self.num_reached = [a + b for a, b in zip(self.num_reached, reached, strict=True)]
+        self.num_tried = _sums(self.num_tried, before * judged)
+        self.num_reached = _sums(self.num_reached, reached)
 
     def rates(self) -> list[float]:
         """Return the share of right drafts at each position, of those that were reached."""
-        before = [self.num_chains, *self.num_reached]
         return [
             reached / tried if tried else 0.0
-            for tried, reached in zip(before, self.num_reached, strict=False)
+            for tried, reached in zip(self.num_tried, self.num_reached, strict=True)
         ]
 
     def length(self, num_drafts: int) -> float:
         """Return tokens per verification with `num_drafts` drafts, the target's own included."""
-        if not self.num_chains:
-            return 1.0
-        return 1.0 + sum(self.num_reached[:num_drafts]) / self.num_chains
+        return sum(accumulate(self.rates()[:num_drafts], _times, initial=1.0))
+
+
+def _times(a: float, b: float) -> float:
+    return a * b
+
+
+def _sums(totals: list[int], flags: Tensor) -> list[int]:
+    counts = flags.sum(dim=0).tolist()
+    return [a + b for a, b in zip(totals or [0] * len(counts), counts, strict=True)]
 
 
 def acceptance_table(curves: Mapping[str, AcceptanceCurve]) -> str:

@@ -10,10 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
-from twinfire.artifacts.model_config import ModelConfig
+from twinfire.artifacts.aux_layers import CONVENTION_FIELD, IDS_FIELD, LAYERS_PASSED
+from twinfire.artifacts.model_config import ModelConfig, RopeConfig
+from twinfire.artifacts.target_mark import MARK_FIELD, TargetMark
 from twinfire.training.draft_module import DraftModule
 
 CONFIG_FILE = "config.json"
@@ -27,8 +30,9 @@ def write_draft_head(
     draft_ids: torch.Tensor,
     feature_layers: Sequence[int],
     recipe: Mapping[str, object],
+    mark: TargetMark,
 ) -> None:
-    """Write the head in bfloat16; `recipe` goes into the configuration beside it."""
+    """Write the head in bfloat16; `recipe` and the target's `mark` go into the configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: value.detach().to(torch.bfloat16).contiguous()
@@ -41,7 +45,7 @@ def write_draft_head(
     tensors["t2d"] = in_draft
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(
-        json.dumps(_published_config(module, config, feature_layers, recipe), indent=2) + "\n"
+        json.dumps(_published_config(module, config, feature_layers, recipe, mark), indent=2) + "\n"
     )
 
 
@@ -50,12 +54,13 @@ def _published_config(
     config: ModelConfig,
     feature_layers: Sequence[int],
     recipe: Mapping[str, object],
+    mark: TargetMark,
 ) -> dict[str, object]:
     shape = module.shape
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "num_hidden_layers": 1,
+        "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "target_hidden_size": config.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -65,14 +70,38 @@ def _published_config(
         "hidden_act": "silu",
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": config.rope.theta,
+        "rope_scaling": _rope_scaling(config.rope),
         "max_position_embeddings": config.max_position,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": shape.draft_vocab_size,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": shape.norm_before_fc,
+        "fc_norm": shape.fc_norm,
+        "norm_output": shape.norm_output,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(feature_layers),
-            "use_aux_hidden_state": True,
+            IDS_FIELD: list(feature_layers),
+            CONVENTION_FIELD: LAYERS_PASSED,
+            "use_aux_hidden_state": shape.uses_features,
         },
+        MARK_FIELD: msgspec.to_builtins(mark),
         "twinfire_recipe": dict(recipe),
     }
+
+
+def _rope_scaling(rope: RopeConfig) -> dict[str, object] | None:
+    """Return the field's value for the rope that the head was trained with, the target's."""
+    common: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind in ("llama3", "yarn"):
+        common["original_max_position_embeddings"] = rope.original_max_position
+    if rope.kind == "llama3":
+        factors = {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+        }
+        return {**common, **factors}
+    if rope.kind == "yarn":
+        betas = {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+        return {**common, **betas, "attention_factor": rope.attention_factor}
+    return None if rope.kind == "default" else common

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 
 from twinfire.artifacts.checkpoint import Checkpoint
 from twinfire.artifacts.model_config import ModelConfig
+from twinfire.artifacts.target_mark import mark_target
 from twinfire.kernels.torch.dtypes import read_tensor
 from twinfire.models.rope import rope_table
 from twinfire.models.tensor_names import EMBEDDING, OUTPUT_HEAD
@@ -127,7 +127,8 @@ class DraftRun:
             "steps_done": trainer.step,
             **asdict(train),
         }
-        write_draft_head(folder, module, config, self._draft_ids, self._layers, recipe)
+        mark = mark_target(config, self._checkpoint.weights)
+        write_draft_head(folder, module, config, self._draft_ids, self._layers, recipe, mark)
         return RunReport(len(self._samples), num_tokens, trainer.step, acceptance)
 
     def _features(self) -> FeatureStore:
@@ -161,8 +162,8 @@ class DraftRun:
             rms_norm_eps=config.rms_norm_eps,
             num_features=len(self._layers),
         )
-        inv_freq = rope_table(config.rope, config.head_dim).inv_freq
-        return DraftModule(shape, torch.from_numpy(np.array(inv_freq)))
+        table = rope_table(config.rope, config.head_dim)
+        return DraftModule(shape, torch.tensor(table.inv_freq), table.attention_factor)
 
     def _tables(self) -> TargetTables:
         weights = self._checkpoint.weights

@@ -18,7 +18,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from twinfire.training.acceptance import AcceptanceCurve
-from twinfire.training.draft_module import DraftModule, KeyValue
+from twinfire.training.draft_chains import chain_logits
+from twinfire.training.draft_module import DraftModule
 from twinfire.training.feature_store import FeatureStore
 from twinfire.training.sample import Sample
 from twinfire.training.target_states import TextStates
@@ -175,18 +176,13 @@ class DraftTrainer:
     def _passes(self, number: int, states: TextStates) -> list[Tensor]:
         """Return the logits of each pass; row t of pass i is valid while t + 1 + i is a token."""
         tokens = torch.tensor(self._samples[number].tokens)
-        seen: list[KeyValue] = []
-        logits: list[Tensor] = []
-        with torch.autocast("cpu", torch.bfloat16):
-            feature = self.module.first_feature(states.features)
-            for index in range(self._settings.num_passes):
-                shifted = torch.zeros_like(tokens)
-                shifted[: len(tokens) - 1 - index] = tokens[1 + index :]
-                embeddings = self._tables.embedding[shifted]
-                feature, own = self.module(embeddings, feature, seen)
-                seen.append(own)
-                logits.append(self.module.logits(feature))
-        return logits
+        return chain_logits(
+            self.module,
+            self._tables.embedding,
+            tokens,
+            states.features,
+            self._settings.num_passes,
+        )
 
     def _save(self) -> None:
         state = {
