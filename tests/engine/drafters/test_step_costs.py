@@ -69,6 +69,19 @@ def test_a_dearer_kind_of_row_moves_its_own_part() -> None:
     assert ratio == pytest.approx(1.5 * line(8) / line(1), rel=0.1)
 
 
+def test_a_disturbed_measurement_makes_no_row_look_free() -> None:
+    num_measured = {1: 0}
+
+    def disturbed(rows: int) -> float:
+        num_measured[rows] = num_measured.get(rows, 0) + 1
+        return line(rows) * (3.0 if rows == 1 or num_measured[rows] == 1 else 1.0)
+
+    costs = StepCosts()
+    costs.calibrate(disturbed, 64)
+    assert costs.seconds(1) == costs.seconds(2) == pytest.approx(line(2))
+    assert costs.seconds(8) == pytest.approx(line(8))
+
+
 def test_one_slow_step_moves_little() -> None:
     costs = calibrated()
     costs.note(8, 100.0)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
-_REPEATS = 3
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROUNDS = 3
+_LONG_ROUNDS = 2
+_LONG_ROWS = 24
+"""From so many rows on a step is long enough to be disturbed for a part only."""
 _FACTOR_RATE = 0.1
 _POINT_RATE = 0.01
 _POINT_KEPT = 0.999
@@ -35,13 +39,20 @@ class StepCosts:
     def calibrate(self, measure: Callable[[int], float], max_rows: int = 64) -> None:
         """Measure the curve up to `max_rows`, by steps of so many rows that return their seconds.
 
-        The quickest of a few counts: what disturbs a step only makes it longer.
+        The quickest of a few counts, and no more than steps of more rows took: what disturbs a
+        step only makes it longer.
         """
         rows = [count for count in _ROWS if count < max_rows] + [max_rows]
         # The first steps of a process are slow in every way.
         measure(1)
         self._rows = rows
-        self._measured = [min(measure(count) for _ in range(_REPEATS)) for count in rows]
+        self._measured = [math.inf] * len(rows)
+        # Round by round, so that what disturbs a while does not hit all of one point.
+        for number in range(_ROUNDS):
+            for point, count in enumerate(rows):
+                if number < _LONG_ROUNDS or count < _LONG_ROWS:
+                    self._measured[point] = min(self._measured[point], measure(count))
+        self._measured = _least_from_here(self._measured)
         self._point_logs = [0.0] * len(rows)
         self._factor_log = 0.0
         self._refresh()
@@ -75,8 +86,17 @@ class StepCosts:
 
     def _refresh(self) -> None:
         factor = math.exp(self._factor_log or 0.0)
-        least = 0.0
-        self._seconds = []
-        for measured, log in zip(self._measured, self._point_logs, strict=True):
-            least = max(least, measured * math.exp(log) * factor)
-            self._seconds.append(least)
+        followed = [
+            measured * math.exp(log) * factor
+            for measured, log in zip(self._measured, self._point_logs, strict=True)
+        ]
+        # Where points contradict each other, the middle between the two ways to agree.
+        most = accumulate(followed, max)
+        self._seconds = [
+            (high + low) / 2 for high, low in zip(most, _least_from_here(followed), strict=True)
+        ]
+
+
+def _least_from_here(values: Sequence[float]) -> list[float]:
+    """Return for each value the least of it and all behind it."""
+    return list(accumulate(reversed(values), min))[::-1]
