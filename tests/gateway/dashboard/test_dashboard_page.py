@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -13,6 +14,8 @@ from support.browser import chromium, opened
 from support.gateway_server import ALIAS, RunningGateway, running_gateway
 from support.raw_http import request
 from support.scripted_backend import ScriptedBackend, worker_info
+from support.scripted_worker import idle_load
+from twinfire.gateway.gateway import Gateway
 from twinfire.gateway.settings import GatewaySettings
 from twinfire.protocol.sampling import SamplingParams
 
@@ -67,6 +70,20 @@ def test_the_overview_shows_workers_and_what_they_do(
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         expect(page.locator(".chart").first.locator(".legend-when")).to_contain_text("ago")
+
+
+def test_a_worker_that_speculates_shows_what_its_drafts_came_to(browser: Browser) -> None:
+    def report(gateway: Gateway) -> None:
+        (hosted,) = gateway.models
+        load = idle_load(1)
+        hosted.metrics.observe_load(msgspec.structs.replace(load, drafted=(4, 4), accepted=(4, 2)))
+
+    with (
+        running_gateway(adjust=report) as own,
+        opened(browser, own.url) as page,
+    ):
+        card = page.get_by_role("region", name="Mixed pool").get_by_role("listitem")
+        expect(card).to_contain_text("75 % · 2.5 tok a step")
 
 
 def test_requests_appear_as_they_end_and_can_be_opened(
