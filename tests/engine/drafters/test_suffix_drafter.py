@@ -188,6 +188,15 @@ def test_the_tenant_that_was_silent_longest_goes_first() -> None:
     assert past.num_tokens <= 160
 
 
+def test_tenants_that_said_little_are_bounded_too() -> None:
+    past = PastOutputs((1, 2), 4_096)
+    for number in range(100):
+        past.learn(f"t{number}", array("I", [1, 2, 3]), 0)
+    assert past.num_tenants == 64
+    assert past.index("t35") is None
+    assert past.index("t36") is not None
+
+
 def test_an_output_longer_than_the_bound_is_cut() -> None:
     past = PastOutputs((1, 2), 10)
     past.learn("a", array("I", range(1_000)), 0)

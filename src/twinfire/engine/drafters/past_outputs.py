@@ -15,8 +15,10 @@ from twinfire.engine.drafters.suffix_index import SuffixIndex
 
 SEPARATOR = 0xFFFFFFFF
 """Between outputs; no token of any vocabulary, so that no match reaches over it."""
-_FEWEST_TENANTS = 16
+_FULL_TENANTS = 16
 """So many tenants may keep all they are allowed to."""
+_TENANT_TOKENS = 1 << 10
+"""A tenant counts as so many at least: its tables take room however little it said."""
 _CONTEXT_TOKENS = 8
 """Kept of what stood before an output, so that its beginning can be found."""
 
@@ -29,11 +31,18 @@ class PastOutputs:
         self._anchors = anchors
         self._max_tokens = max_tokens
         self._tenants: OrderedDict[str, _TenantOutputs] = OrderedDict()
+        self._num_charged = 0
+        """What all tenants count as, in tokens."""
 
     @property
     def num_tokens(self) -> int:
         """Kept of all tenants."""
         return sum(outputs.num_tokens for outputs in self._tenants.values())
+
+    @property
+    def num_tenants(self) -> int:
+        """Of which anything is kept."""
+        return len(self._tenants)
 
     def index(self, tenant: str) -> SuffixIndex | None:
         """Return where the tenant's outputs are found; None where there are none."""
@@ -49,10 +58,17 @@ class PastOutputs:
         outputs = self._tenants.get(tenant)
         if outputs is None:
             outputs = self._tenants[tenant] = _TenantOutputs(self._anchors)
+            self._num_charged += self._charge(outputs)
         self._tenants.move_to_end(tenant)
+        self._num_charged -= self._charge(outputs)
         outputs.add(kept, self._max_tokens)
-        while self.num_tokens > _FEWEST_TENANTS * self._max_tokens:
-            self._tenants.popitem(last=False)
+        self._num_charged += self._charge(outputs)
+        while self._num_charged > _FULL_TENANTS * self._max_tokens:
+            _, silent = self._tenants.popitem(last=False)
+            self._num_charged -= self._charge(silent)
+
+    def _charge(self, outputs: _TenantOutputs) -> int:
+        return max(outputs.num_tokens, min(_TENANT_TOKENS, self._max_tokens))
 
 
 class _TenantOutputs:
