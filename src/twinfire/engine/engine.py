@@ -234,6 +234,7 @@ class Engine:
         if not plan.slices:
             return outputs
         self._note_first_scheduled(plan)
+        computing_s = self._clock()
         packed = pack_step(plan, self._table.owners, self._runner.kv_layout.block_size)
         self._runner.execute(packed.batch)
         gains = self._draw(packed)
@@ -242,8 +243,7 @@ class Engine:
             rows.states.take(self._runner.logits(rows.first_row, rows.first_row + rows.count))
         self._scheduler.commit(plan, _own_tokens(gains))
         if self._speculator is not None:
-            self._speculator.verified(gains)
-            self._speculator.note_step(plan, self._clock() - started_s)
+            self._speculator.computed(plan, gains, self._clock() - computing_s)
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
         self._reporter.gained(gains, outputs)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from twinfire.engine.pooled_states import PooledStates
 from twinfire.engine.request import Request
+from twinfire.engine.spans import Span, pack_spans, row_starts
 from twinfire.kernels.step_batch import Int32Array, StepBatch
 from twinfire.scheduler.sequence import Sequence
 from twinfire.scheduler.step_plan import Slice, StepPlan
@@ -73,46 +72,19 @@ class PackedStep:
 def pack_step(plan: StepPlan, requests: dict[Sequence, Request], block_size: int) -> PackedStep:
     """Return the arrays for `plan`; `requests` maps each planned sequence to its request."""
     slices = plan.slices
-    lengths = np.fromiter((piece.num_tokens for piece in slices), np.int32, len(slices))
-    query_starts = np.zeros(len(slices) + 1, np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
-    total = int(query_starts[-1])
-    token_ids = np.empty(total, np.int32)
-    positions = np.empty(total, np.int32)
-    slots = np.empty(total, np.int32)
-    context_lens = np.fromiter((piece.end for piece in slices), np.int32, len(slices))
-    block_tables = _block_tables(slices, block_size)
-    for row, piece in enumerate(slices):
-        first, last = query_starts[row], query_starts[row + 1]
-        first_draft = last - len(piece.drafts)
-        token_ids[first:first_draft] = piece.sequence.tokens[piece.start : piece.known_end]
-        token_ids[first_draft:last] = piece.drafts
-        places = np.arange(piece.start, piece.end, dtype=np.int32)
-        positions[first:last] = places
-        blocks = block_tables[row, places // block_size]
-        slots[first:last] = blocks * block_size + places % block_size
+    spans = [_span(piece) for piece in slices]
+    query_starts = row_starts(spans)
     logit_rows, draws, prompt_rows = _logit_rows(slices, requests, query_starts)
     pooled_rows = _add_pooled_rows(logit_rows, slices, requests, query_starts)
-    batch = StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        query_starts=query_starts,
-        context_lens=context_lens,
-        block_tables=block_tables,
-        logit_rows=np.array(logit_rows, np.int32),
-        block_copies=np.array(plan.block_copies, np.int32).reshape(-1, 2),
-    )
+    batch = pack_spans(spans, block_size, logit_rows, plan.block_copies)
     num_draw_rows = sum(draw.count for draw in draws)
     return PackedStep(batch, draws, num_draw_rows, prompt_rows, pooled_rows)
 
 
-def _block_tables(slices: list[Slice], block_size: int) -> Int32Array:
-    widths = [-(-piece.end // block_size) for piece in slices]
-    tables = np.zeros((len(slices), max(widths, default=0)), np.int32)
-    for row, (piece, width) in enumerate(zip(slices, widths, strict=True)):
-        tables[row, :width] = piece.sequence.block_ids[:width]
-    return tables
+def _span(piece: Slice) -> Span:
+    known = piece.sequence.tokens[piece.start : piece.known_end]
+    token_ids = [*known, *piece.drafts] if piece.drafts else known
+    return Span(piece.sequence.block_ids, piece.start, token_ids)
 
 
 def _logit_rows(

@@ -11,6 +11,9 @@ from collections.abc import Sequence as Series
 
 from twinfire.engine.drafters.draft_lengths import DraftLengths
 from twinfire.engine.drafters.drafter import Draft, DraftContext, Drafter
+from twinfire.engine.drafters.eagle3 import SOURCE as EAGLE3_SOURCE
+from twinfire.engine.drafters.eagle3 import Eagle3Drafter
+from twinfire.engine.drafters.head_worth import HeadWorth
 from twinfire.engine.drafters.step_costs import StepCosts
 from twinfire.engine.request import Request
 from twinfire.engine.verifier import Gain
@@ -26,14 +29,24 @@ class Speculator:
     """
 
     def __init__(
-        self, drafter: Drafter, max_drafts: int, lengths: DraftLengths, costs: StepCosts
+        self,
+        drafter: Drafter,
+        max_drafts: int,
+        lengths: DraftLengths,
+        costs: StepCosts,
+        head: Eagle3Drafter | None = None,
     ) -> None:
+        """`head` is the draft head that `drafter` is or asks, to be shown every step."""
         self._drafter = drafter
+        self._head = head
+        self._worth = HeadWorth()
         self._costs = costs
         self._max_drafts = max_drafts
         self._lengths = lengths
         self._contexts: dict[Sequence, DraftContext] = {}
         self._drafts: dict[Sequence, Draft] = {}
+        self._num_right: dict[Sequence, int] = {}
+        """Drafts of the last step that were drawn."""
         self._num_drafted = [0] * max_drafts
         self._num_accepted = [0] * max_drafts
 
@@ -68,14 +81,60 @@ class Speculator:
             if draft.token_ids:
                 self._drafts[sequence] = draft
 
-    def verified(self, gains: Series[Gain]) -> None:
-        """Learn from what was drawn after the drafts of the last `propose`."""
+    def computed(self, plan: StepPlan, gains: Series[Gain], elapsed_s: float) -> None:
+        """Learn from a step that was committed, and let a draft head see it.
+
+        Call it before another step is executed and while the sequences still hold their blocks.
+        """
+        self._note_verdicts(gains)
+        only_decodes = all(piece.known_end == piece.start + 1 for piece in plan.slices)
+        if only_decodes:
+            self._costs.note(plan.num_tokens, elapsed_s)
+        if self._head is not None:
+            if only_decodes:
+                self._note_worth(self._head, plan)
+            self._follow(self._head, plan, gains)
+
+    def _follow(self, head: Eagle3Drafter, plan: StepPlan, gains: Series[Gain]) -> None:
+        going_on = {
+            gain.rows.piece.sequence.key: gain.rows.piece.sequence
+            for gain in gains
+            if not (gain.has_ended or gain.request.handed_over)
+            and gain.choice.index == gain.rows.piece.sequence.key[2]
+        }
+        if self._worth.pays(len(going_on)):
+            head.follow(plan, going_on)
+        else:
+            head.skip(plan)
+
+    def _note_worth(self, head: Eagle3Drafter, plan: StepPlan) -> None:
+        """Weigh what the head's drafts saved in a step against what they took."""
+        drafted = {
+            piece.sequence: len(piece.drafts)
+            for piece in plan.slices
+            if (draft := self._drafts.get(piece.sequence)) is not None
+            and draft.source == EAGLE3_SOURCE
+        }
+        spent_s = head.take_spent_s()
+        if not spent_s:
+            return
+        num_streams, num_rows = len(plan.slices), plan.num_tokens
+        num_accepted = sum(self._num_right.get(sequence, 0) for sequence in drafted)
+        plain_s = self._costs.seconds(num_rows - sum(drafted.values()))
+        self._worth.note(
+            num_streams,
+            num_accepted * self._costs.seconds(num_streams) / num_streams,
+            spent_s + max(0.0, self._costs.seconds(num_rows) - plain_s),
+        )
+
+    def _note_verdicts(self, gains: Series[Gain]) -> None:
+        self._num_right.clear()
         for gain in gains:
             sequence = gain.rows.piece.sequence
             draft = self._drafts.get(sequence)
             if draft is None or gain.choice.index != sequence.key[2]:
                 continue
-            num_accepted = gain.num_accepted
+            self._num_right[sequence] = num_accepted = gain.num_accepted
             for position in range(len(gain.rows.piece.drafts)):
                 self._num_drafted[position] += 1
                 self._num_accepted[position] += position < num_accepted
@@ -83,11 +142,6 @@ class Speculator:
             judged = list(zip(draft.token_ids, gain.token_ids, strict=False))
             num_right = next((i for i, (a, b) in enumerate(judged) if a != b), len(judged))
             self._lengths.note_verdict(draft.source, draft.confidences[: len(judged)], num_right)
-
-    def note_step(self, plan: StepPlan, elapsed_s: float) -> None:
-        """Learn how long a step took that only decoded."""
-        if all(piece.known_end == piece.start + 1 for piece in plan.slices):
-            self._costs.note(plan.num_tokens, elapsed_s)
 
     def _limit(self, sequence: Sequence) -> int:
         # The last token of all is drawn and never computed.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinfire.artifacts.checkpoint import Checkpoint
 from twinfire.artifacts.content_key import content_key
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.engine.cpus import usable_cores
 from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.kernels.sampling_ops import SamplingOps
@@ -45,15 +46,23 @@ class Backend:
     """Keeps for the next start what this one has packed; calls back every few megabytes."""
 
 
-def load_backend(config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress) -> Backend:
-    """Load the model; ModelError when no kernels here can do what is asked."""
+def load_backend(
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    progress: LoadProgress,
+    head: DraftHead | None = None,
+) -> Backend:
+    """Load the model and the draft `head` beside it.
+
+    ModelError when no kernels here can do what is asked.
+    """
     obstacle = _native_obstacle(config, checkpoint)
     if config.backend == "native" and obstacle is not None:
         raise ModelError(f"the native backend cannot serve this: {obstacle}")
     if config.backend == "torch" or obstacle is not None:
-        backend = _torch_backend(config, checkpoint, progress, obstacle)
+        backend = _torch_backend(config, checkpoint, progress, obstacle, head)
     else:
-        backend = _native_backend(config, checkpoint, progress)
+        backend = _native_backend(config, checkpoint, progress, head)
     checkpoint.forget_pages()
     return backend
 
@@ -68,7 +77,7 @@ def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None
 
 
 def _native_backend(
-    config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress
+    config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress, head: DraftHead | None
 ) -> Backend:
     from twinfire.engine.native_runner import load_native_runner
     from twinfire.kernels.cpu._native import kernel_version
@@ -81,7 +90,9 @@ def _native_backend(
         kv_dtype="int8" if config.kv_cache_dtype == "int8" else "bf16",
         num_threads=config.threads or usable_cores(),
         progress=progress,
-        cache=_weight_cache(config, checkpoint),
+        cache=_weight_cache(config, content_key(checkpoint.weight_files)),
+        head=head,
+        head_cache=_weight_cache(config, head.content_key) if head is not None else None,
     )
     return Backend(
         runner,
@@ -92,17 +103,20 @@ def _native_backend(
     )
 
 
-def _weight_cache(config: WorkerConfig, checkpoint: Checkpoint) -> WeightCache | None:
+def _weight_cache(config: WorkerConfig, content: str) -> WeightCache | None:
     from twinfire.kernels.cpu.weight_cache import WeightCache
 
     if config.weight_cache_dir is None:
         return None
-    key = content_key(checkpoint.weight_files)
-    return WeightCache(Path(config.weight_cache_dir), config.weight_cache_bytes, key)
+    return WeightCache(Path(config.weight_cache_dir), config.weight_cache_bytes, content)
 
 
 def _torch_backend(
-    config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress, reason: str | None
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    progress: LoadProgress,
+    reason: str | None,
+    head: DraftHead | None,
 ) -> Backend:
     if config.quantization not in ("auto", "none"):
         raise ModelError(f"quantization {config.quantization} takes the native backend")
@@ -130,6 +144,7 @@ def _torch_backend(
         dtype=dtype,
         num_threads=config.threads or usable_cores(),
         progress=progress,
+        head=head,
     )
     return Backend(runner, TorchSamplingOps(), dtype, torch_kernel_version(dtype))
 

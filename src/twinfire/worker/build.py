@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -23,12 +23,14 @@ from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.engine.sampler import Sampler
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.messages import WorkerInfo
+from twinfire.protocol.speculation import parse_speculation
 from twinfire.protocol.startup_stages import StartupStages
 from twinfire.protocol.worker_config import WorkerConfig
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.worker.backend import Backend, load_backend
 from twinfire.worker.fingerprint import fingerprint
+from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, open_head
 from twinfire.worker.weight_saver import WeightSaver
 
 
@@ -61,7 +63,9 @@ def build_engine(
     begin("opening the model")
     checkpoint = open_checkpoint(Path(config.model_path))
     max_model_len = _max_model_len(config, checkpoint)
-    backend = load_backend(config, checkpoint, begin)
+    speculation = parse_speculation(config.speculate)
+    head = open_head(speculation, checkpoint)
+    backend = load_backend(config, checkpoint, begin, head)
     begin("KV memory")
     runner = backend.runner
     num_blocks = num_kv_blocks(
@@ -72,9 +76,16 @@ def build_engine(
         available_bytes=available_memory_bytes(),
     )
     runner.init_kv(num_blocks)
-    scheduler = Scheduler(
-        _scheduler_config(config, max_model_len, num_blocks, runner.kv_layout, hash_seed)
+    scheduler_config = _scheduler_config(
+        config, max_model_len, num_blocks, runner.kv_layout, hash_seed
     )
+    scheduler_config = replace(
+        scheduler_config, num_lookahead_tokens=num_lookahead_tokens(speculation)
+    )
+    scheduler = Scheduler(scheduler_config)
+    if speculation.method != "off":
+        begin("timing steps for drafts")
+    speculator = build_speculator(speculation, runner, backend.sampling_ops, num_blocks)
     grammars = GrammarCompiler(
         lambda: TokenGrammar(open_checkpoint(checkpoint.path).tokenizer(), runner.vocab_size)
     )
@@ -84,6 +95,7 @@ def build_engine(
         Sampler(backend.sampling_ops),
         grammars=grammars,
         embeds=checkpoint.config.pooling is not None,
+        speculator=speculator,
     )
     info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())

@@ -1,9 +1,9 @@
 """Drafts by an EAGLE-3 head that follows its target step by step (arXiv:2503.01840).
 
-After each step of the target the head computes the same rows, each from the target's features there
-and the token after it. That overwrites what it had guessed at those places, fills its KV for prompts
-as they are computed, and gives the first draft. Further drafts, from the head's own output, are made
-only when they are asked for, and only while a chain is likely to hold.
+After each step of the target the head computes the same rows, each from the target's features
+there and the token after it. That overwrites what it had guessed at those places, fills its KV for
+prompts as they are computed, and gives the first draft. Further drafts, from the head's own output,
+are made only when they are asked for, and only while a chain is likely to hold.
 
 The head's KV of a token depends on the token after it. In a cached block that two texts share, the
 last token's is therefore of whichever text wrote it: one row of the head's context, which can cost
@@ -12,7 +12,8 @@ a draft and never changes what is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from twinfire.engine.draft_runner import DraftedTokens, DraftRunner
 from twinfire.engine.drafters.drafter import ChoiceKey, Draft, DraftContext
 from twinfire.engine.spans import Span, pack_spans, row_starts
 from twinfire.scheduler.sequence import Sequence as ScheduledSequence
+from twinfire.scheduler.sequence import Status
 from twinfire.scheduler.step_plan import StepPlan
 
 SOURCE = "eagle3"
@@ -50,13 +52,21 @@ class _Chain:
 class Eagle3Drafter:
     """Makes chains of up to `max_drafts`, where the blocks of a sequence have room for them."""
 
-    def __init__(self, head: DraftRunner, block_size: int, max_drafts: int) -> None:
+    def __init__(
+        self,
+        head: DraftRunner,
+        block_size: int,
+        max_drafts: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._head = head
         self._block_size = block_size
         self._max_drafts = max_drafts
+        self._clock = clock
         self._chains: dict[ChoiceKey, _Chain] = {}
-        self._followed: dict[ScheduledSequence, int] = {}
-        """Tokens of each sequence whose features the head has seen, without a hole."""
+        self._spent_s = 0.0
+        self._lost: dict[ChoiceKey, ScheduledSequence] = {}
+        """Sequences that the head did not compute in some step, and so cannot draft for."""
 
     def follow(self, plan: StepPlan, going_on: Mapping[ChoiceKey, ScheduledSequence]) -> None:
         """Compute the head for a step of the target, between its commit and the next `execute`.
@@ -72,8 +82,7 @@ class Eagle3Drafter:
             sequence = piece.sequence
             # The token after the last one is not known where none was drawn.
             stop = min(piece.end, sequence.num_computed_tokens, sequence.num_tokens - 1)
-            if piece.is_live and stop > piece.start and self._continues(sequence, piece.start):
-                self._followed[sequence] = stop
+            if piece.is_live and stop > piece.start and sequence.key not in self._lost:
                 tokens = sequence.tokens[piece.start + 1 : stop + 1]
                 spans.append(Span(sequence.block_ids, piece.start, tokens))
                 feature_rows.extend(range(first_row, first_row + stop - piece.start))
@@ -84,7 +93,10 @@ class Eagle3Drafter:
             return
         ends = row_starts(spans)[1:]
         batch = pack_spans(spans, self._block_size, [int(ends[span]) - 1 for _, span in drafting])
+        started_s = self._clock()
         drafted = self._head.first(batch, np.array(feature_rows, np.int32))
+        if drafting:
+            self._spent_s += self._clock() - started_s
         for row, (sequence, _) in enumerate(drafting):
             chain = _Chain(sequence, row, [], [], 1.0)
             chain.add(drafted, row)
@@ -93,8 +105,10 @@ class Eagle3Drafter:
     def skip(self, plan: StepPlan) -> None:
         """Let a step pass that the head does not compute; its sequences get no drafts any more."""
         self._chains.clear()
-        for piece in plan.slices:
-            self._followed.pop(piece.sequence, None)
+        self._lost = {
+            key: one for key, one in self._lost.items() if one.status is not Status.FINISHED
+        }
+        self._lost.update((piece.sequence.key, piece.sequence) for piece in plan.slices)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Return the chains; those that are asked for are drafted on first."""
@@ -103,9 +117,16 @@ class Eagle3Drafter:
             for context in contexts
             if (chain := self._chains.get(context.key)) is not None
         ]
+        started_s = self._clock()
         while growing := [chain for chain, limit in asked if self._grows(chain, limit)]:
             self._draft_on(growing)
+        self._spent_s += self._clock() - started_s
         return [self._draft(context) for context in contexts]
+
+    def take_spent_s(self) -> float:
+        """Return the seconds that drafts have taken since the last call."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
 
     def ended(self, context: DraftContext) -> None:
         """Forget a choice; a head learns nothing while it serves."""
@@ -114,15 +135,7 @@ class Eagle3Drafter:
     def forget(self, key: ChoiceKey) -> None:
         """Forget a choice."""
         self._chains.pop(key, None)
-        for sequence in [one for one in self._followed if one.key == key]:
-            del self._followed[sequence]
-
-    def _continues(self, sequence: ScheduledSequence, start: int) -> bool:
-        """Whether the head has seen all before `start` that was not found in the cache."""
-        if sequence in self._followed:
-            return start <= self._followed[sequence]
-        # What was there before its first step was computed with the head's part, or is rarely not.
-        return sequence.num_output_tokens <= 1 or sequence.num_preemptions > 0
+        self._lost.pop(key, None)
 
     def _grows(self, chain: _Chain, limit: int) -> bool:
         count = len(chain.token_ids)

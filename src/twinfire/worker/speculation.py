@@ -1,0 +1,104 @@
+"""From `--speculate` to a speculator: the draft head, the drafters, and what steps cost here."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from twinfire.artifacts.checkpoint import Checkpoint
+from twinfire.artifacts.draft_head import DraftHead
+from twinfire.artifacts.shipped_heads import resolve_draft_head
+from twinfire.engine.draft_runner import DraftRunner
+from twinfire.engine.drafters.draft_lengths import DraftLengths
+from twinfire.engine.drafters.drafter import Drafter
+from twinfire.engine.drafters.eagle3 import Eagle3Drafter
+from twinfire.engine.drafters.hybrid import HybridDrafter
+from twinfire.engine.drafters.ngram import NgramDrafter
+from twinfire.engine.drafters.step_costs import StepCosts
+from twinfire.engine.drafters.suffix import SuffixDrafter
+from twinfire.engine.runner import Runner
+from twinfire.engine.spans import Span, pack_spans
+from twinfire.engine.speculator import Speculator
+from twinfire.kernels.sampling_ops import SamplingOps
+from twinfire.protocol.speculation import SpeculationOptions
+
+_CALIBRATION_CONTEXT = 256
+"""Tokens before those of a calibrating step."""
+_CALIBRATION_ROWS = 64
+
+
+def open_head(options: SpeculationOptions, checkpoint: Checkpoint) -> DraftHead | None:
+    """Return the head that the options ask for; ModelError when there is none or it does not fit."""
+    if not wants_head(options):
+        return None
+    return resolve_draft_head(options.head, checkpoint)
+
+
+def wants_head(options: SpeculationOptions) -> bool:
+    """Whether a draft head drafts, alone or beside others."""
+    return options.method in ("eagle3", "hybrid")
+
+
+def num_lookahead_tokens(options: SpeculationOptions) -> int:
+    """Return the room that a head's chain takes behind the tokens of a step."""
+    return _head_drafts(options) if wants_head(options) else 0
+
+
+def build_speculator(
+    options: SpeculationOptions, runner: Runner, sampling_ops: SamplingOps, num_blocks: int
+) -> Speculator | None:
+    """Measure what steps cost and return the speculator, None when speculation is off.
+
+    `runner` has its KV memory, of which nothing is used yet.
+    """
+    if options.method == "off":
+        return None
+    costs = StepCosts()
+    if options.adaptive:
+        _calibrate(costs, runner, sampling_ops, num_blocks)
+    lengths = DraftLengths(costs, options.max_drafts, is_adaptive=options.adaptive)
+    head: Eagle3Drafter | None = None
+    if wants_head(options):
+        head_runner: DraftRunner | None = runner.draft
+        assert head_runner is not None, "the runner was loaded without its head"
+        head = Eagle3Drafter(head_runner, runner.kv_layout.block_size, _head_drafts(options))
+    return Speculator(_drafter(options, head, lengths), options.max_drafts, lengths, costs, head)
+
+
+def _drafter(
+    options: SpeculationOptions, head: Eagle3Drafter | None, lengths: DraftLengths
+) -> Drafter:
+    if options.method == "ngram":
+        return NgramDrafter(options.min_match, options.max_match)
+    if options.method == "eagle3":
+        assert head is not None
+        return head
+    suffix = SuffixDrafter(options.min_match, options.tree_depth, options.tree_tokens)
+    if head is None:
+        return suffix
+    return HybridDrafter(suffix, head, lengths.calibration)
+
+
+def _head_drafts(options: SpeculationOptions) -> int:
+    return options.max_drafts if options.method == "eagle3" else options.head_drafts
+
+
+def _calibrate(
+    costs: StepCosts, runner: Runner, sampling_ops: SamplingOps, num_blocks: int
+) -> None:
+    """Time steps of one sequence, over blocks that nobody has written."""
+    block_size = runner.kv_layout.block_size
+    max_rows = min(_CALIBRATION_ROWS, num_blocks * block_size // 2)
+    start = min(_CALIBRATION_CONTEXT, num_blocks * block_size - max_rows)
+    blocks = range(-(-(start + max_rows) // block_size))
+
+    def seconds(num_rows: int) -> float:
+        span = Span(blocks, start, np.zeros(num_rows, np.int32).tolist())
+        batch = pack_spans([span], block_size, range(num_rows))
+        started_s = time.perf_counter()
+        runner.execute(batch)
+        sampling_ops.argmax(runner.logits(0, num_rows))
+        return time.perf_counter() - started_s
+
+    costs.calibrate(seconds, max_rows)
