@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.artifacts.model_store import resolve_model
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.cli.draft_probe_command import add_probe
 from twinfire.cli.pull_progress import pull_progress
+from twinfire.cli.stage_bars import StageBars
 from twinfire.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ _SAVE_EVERY = 16
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command and its actions."""
-    parser = subparsers.add_parser("draft", help="make draft heads for speculative decoding")
+    parser = subparsers.add_parser("draft", help="make and measure draft heads")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     train = actions.add_parser(
         "train",
@@ -58,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     train.add_argument("--kv-cache-memory", type=parse_byte_size, default=1 << 30)
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(run=train_head)
+    add_probe(actions)
 
 
 def train_head(args: argparse.Namespace) -> int:
@@ -90,7 +93,7 @@ def train_head(args: argparse.Namespace) -> int:
             seed=args.seed,
         ),
     )
-    with _Bars() as bars:
+    with StageBars() as bars:
         if args.data == "self":
             samples = SampleFile(args.work / SAMPLES_FILE)
             if not _make_text(args, path, samples, bars.update, deadline_s):
@@ -161,39 +164,3 @@ def _make_text(
         if enough or too_late:
             return enough
     raise AssertionError("a model never stops writing")
-
-
-class _Bars:
-    """One bar a stage, with what is to be said beside it."""
-
-    def __init__(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TaskID,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, stage: str, done: int, total: int, note: str) -> None:
-        """Show how far a stage is."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total, note=note)
-        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
