@@ -11,12 +11,9 @@ from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.shipped_heads import resolve_draft_head
 from twinfire.engine.draft_runner import DraftRunner
 from twinfire.engine.drafters.draft_lengths import DraftLengths
-from twinfire.engine.drafters.drafter import Drafter
 from twinfire.engine.drafters.eagle3 import Eagle3Drafter
-from twinfire.engine.drafters.hybrid import HybridDrafter
-from twinfire.engine.drafters.ngram import NgramDrafter
+from twinfire.engine.drafters.make_drafter import make_drafter
 from twinfire.engine.drafters.step_costs import StepCosts
-from twinfire.engine.drafters.suffix import SuffixDrafter
 from twinfire.engine.runner import Runner
 from twinfire.engine.spans import Span, pack_spans
 from twinfire.engine.speculator import Speculator
@@ -29,7 +26,7 @@ _CALIBRATION_ROWS = 64
 
 
 def open_head(options: SpeculationOptions, checkpoint: Checkpoint) -> DraftHead | None:
-    """Return the head that the options ask for; ModelError when there is none or it does not fit."""
+    """Return the head that the options ask for; ModelError when none is there or fits."""
     if not wants_head(options):
         return None
     return resolve_draft_head(options.head, checkpoint)
@@ -63,21 +60,9 @@ def build_speculator(
         head_runner: DraftRunner | None = runner.draft
         assert head_runner is not None, "the runner was loaded without its head"
         head = Eagle3Drafter(head_runner, runner.kv_layout.block_size, _head_drafts(options))
-    return Speculator(_drafter(options, head, lengths), options.max_drafts, lengths, costs, head)
-
-
-def _drafter(
-    options: SpeculationOptions, head: Eagle3Drafter | None, lengths: DraftLengths
-) -> Drafter:
-    if options.method == "ngram":
-        return NgramDrafter(options.min_match, options.max_match)
-    if options.method == "eagle3":
-        assert head is not None
-        return head
-    suffix = SuffixDrafter(options.min_match, options.tree_depth, options.tree_tokens)
-    if head is None:
-        return suffix
-    return HybridDrafter(suffix, head, lengths.calibration)
+    return Speculator(
+        make_drafter(options, lengths.calibration, head), options.max_drafts, lengths, costs, head
+    )
 
 
 def _head_drafts(options: SpeculationOptions) -> int:
