@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import zipfile
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from twinfire.artifacts.torch_file_source import TorchFileSource
 from twinfire.protocol.errors import ModelError
@@ -115,3 +118,30 @@ def test_a_tensor_beyond_its_content_is_refused(tmp_path: Path) -> None:
             short.writestr(name, content[:100] if name.endswith("data/0") else content)
     with pytest.raises(ModelError, match=r"needs bytes \[0, 256\) of data/0, which has 100"):
         TorchFileSource(tmp_path / "short.bin").tensor("a")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = saved(
+        tmp_path_factory.mktemp("whole") / "a.bin", {"a": torch.ones(9), "b": torch.ones(2)}
+    )
+    return path.read_bytes()
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_file_is_an_error_of_the_model(
+    whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    damaged = bytearray(whole)
+    places = st.integers(0, len(whole) - 1)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(places)] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del damaged[data.draw(places) :]
+    path = tmp_path_factory.getbasetemp() / "damaged.bin"
+    path.write_bytes(damaged)
+    with contextlib.suppress(ModelError):
+        source = TorchFileSource(path)
+        for name in source:
+            source.tensor(name).to_float32()

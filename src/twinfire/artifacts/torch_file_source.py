@@ -39,6 +39,7 @@ _INTEGERS = {
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, then the lengths of name and extra field (APPNOTE.TXT 4.3.7)."""
+_SIGNATURE = b"PK\x03\x04"
 _BROKEN_PICKLE = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError),
     *(IndexError, ImportError, RecursionError, OverflowError, MemoryError, struct.error),
@@ -154,13 +155,13 @@ def _stored_entries(path: Path, file: MappedFile) -> dict[str, FileRange]:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ModelError(f"{path}: '{info.filename}' is compressed; {_HOW_TO_CONVERT}")
-            header = file.mapping[info.header_offset :][: _LOCAL_HEADER.size]
-            if len(header) < _LOCAL_HEADER.size:
+            header = file.mapping[info.header_offset : info.header_offset + _LOCAL_HEADER.size]
+            if info.header_offset < 0 or len(header) < _LOCAL_HEADER.size:
                 raise ModelError(f"{path} is truncated at '{info.filename}'")
-            _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+            signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
             offset = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            if offset + info.file_size > len(file.mapping):
-                raise ModelError(f"{path} is truncated at '{info.filename}'")
+            if signature != _SIGNATURE or offset + info.file_size > len(file.mapping):
+                raise ModelError(f"{path} is damaged at '{info.filename}'")
             entries[info.filename] = FileRange(file, offset, info.file_size)
     return entries
 
