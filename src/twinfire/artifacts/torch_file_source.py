@@ -40,6 +40,10 @@ _INTEGERS = {
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, then the lengths of name and extra field (APPNOTE.TXT 4.3.7)."""
 _SIGNATURE = b"PK\x03\x04"
+_BROKEN_ZIP = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError),
+    *(ValueError, OSError, EOFError, struct.error),
+)
 _BROKEN_PICKLE = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError),
     *(IndexError, ImportError, RecursionError, OverflowError, MemoryError, struct.error),
@@ -74,9 +78,9 @@ class TorchFileSource:
         self._file = MappedFile(path)
         try:
             self._entries = _stored_entries(path, self._file)
-        except zipfile.BadZipFile:
+        except _BROKEN_ZIP as error:
             raise ModelError(
-                f"{path} is no zip file, as torch writes since 1.6; {_HOW_TO_CONVERT}"
+                f"{path} is no zip file, as torch writes since 1.6 ({error}); {_HOW_TO_CONVERT}"
             ) from None
         root = next((name[:-8] for name in self._entries if name.endswith("data.pkl")), None)
         if root is None:
