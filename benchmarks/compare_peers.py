@@ -14,26 +14,22 @@ tokens, and sent to every server alike. A run during which other processes took 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import dataclasses
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from comparison import Comparison, Run, ServerUnderTest, markdown
-from twinfire.bench.client import Client
+from measured_server import TooBusy, check_calm, cpu_s, note, started
 from twinfire.bench.load_run import RunOptions, build_workload, new_seed, run_built, warm_up
-from twinfire.bench.machine import ForeignCpu, describe_machine, usable_cores
+from twinfire.bench.machine import ForeignCpu, describe_machine
 from twinfire.bench.parameters import (
     Agent,
     Concurrent,
@@ -44,11 +40,9 @@ from twinfire.bench.parameters import (
     Scenario,
     with_parameters,
 )
-from twinfire.bench.process_tree import scan_processes, tree_of
 from twinfire.bench.scenarios import Built
-from twinfire.bench.server_process import ServerProcess, run_until_signal, url_of_command
+from twinfire.bench.server_process import run_until_signal
 from twinfire.bench.startup import PeakMemory
-from twinfire.bench.target import Target
 from twinfire.cli.bench_options import LONG, SINGLE
 from twinfire.protocol.errors import TwinfireError
 
@@ -60,11 +54,6 @@ SCENARIOS: dict[str, Scenario] = {
         *(Agent(), Prefix(), RateSweep()),
     )
 }
-CALM_LOOK_S = 3.0
-
-
-class TooBusy(TwinfireError):
-    """Other processes use this machine."""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -143,21 +132,11 @@ async def compare(options: Options) -> Comparison:
     )
 
 
-async def check_calm(max_foreign_cpu: float) -> None:
-    foreign = ForeignCpu()
-    await asyncio.sleep(CALM_LOOK_S)
-    if (share := foreign.share()) > max_foreign_cpu:
-        raise TooBusy(
-            f"other processes take {share:.1%} of the {usable_cores()} cores (load average "
-            f"{os.getloadavg()[0]:.2f}); the limit is {max_foreign_cpu:.1%} (--max-foreign-cpu)"
-        )
-
-
 async def build_all(options: Options) -> list[dict[str, Built]]:
     """Make the prompts of every run in one throw-away process of the first server."""
     note(f"making prompts with {options.servers[0].name}")
     built: list[dict[str, Built]] = []
-    async with started(options, options.servers[0]) as (_, client):
+    async with started(options.servers[0], options.start_timeout_s) as (_, client):
         for index in range(options.runs):
             run_options = options_of_run(options, index)
             scenarios = options.scenarios
@@ -170,7 +149,10 @@ async def run_server(
 ) -> list[Run]:
     runs: list[Run] = []
     run_options = options_of_run(options, index)
-    async with started(options, server) as (process, client), PeakMemory(process.pid) as memory:
+    async with (
+        started(server, options.start_timeout_s) as (process, client),
+        PeakMemory(process.pid) as memory,
+    ):
         ready_s = time.monotonic() - process.started_s
         await warm_up(client, run_options)
         for scenario in options.scenarios:
@@ -200,31 +182,8 @@ async def run_server(
     return runs
 
 
-@contextlib.asynccontextmanager
-async def started(
-    options: Options, server: ServerUnderTest
-) -> AsyncIterator[tuple[ServerProcess, Client]]:
-    with tempfile.TemporaryDirectory(prefix="compare-peers-") as folder:
-        log = Path(folder) / f"{server.name}.log"
-        command = shlex.split(server.command)
-        url = server.url or url_of_command(command)
-        target = Target(url=url, model=server.model, extra_body=server.extra_body)
-        async with ServerProcess(command, url, log) as process, Client(target) as client:
-            deadline_s = process.started_s + options.start_timeout_s
-            await process.wait_until_ready(deadline_s)
-            yield process, client
-
-
-def cpu_s(root: int) -> float:
-    return sum(process.cpu_s for process in tree_of(root, scan_processes()))
-
-
 def options_of_run(options: Options, index: int) -> RunOptions:
     return RunOptions(seed=options.seed + index, warmup_requests=2, text=options.text)
-
-
-def note(text: str) -> None:
-    print(f"{datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
 def parse_options() -> Options:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from twinfire.bench.stream_events import (
@@ -61,3 +63,10 @@ def test_faults_are_named(payload, kind, message):
     with pytest.raises(StreamFault, match=message) as caught:
         parse_chunk(payload)
     assert caught.value.kind == kind
+
+
+def test_guesses_are_read_from_the_usage():
+    details = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+    usage = {"prompt_tokens": 3, "completion_tokens": 9, "completion_tokens_details": details}
+    chunk = json.dumps({"choices": [], "usage": usage})
+    assert parse_chunk(chunk) == [Usage(3, 9, accepted_tokens=5, rejected_tokens=2)]

@@ -41,6 +41,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """Value of the session-affinity header; None sends none."""
     label: str = "all"
     """Groups records of one kind in a report."""
+    more: Mapping[str, JsonValue] = {}
+    """Further fields of the body."""
 
 
 def user_request(
@@ -82,5 +84,6 @@ def request_body(
         "ignore_eos": True if request.ignore_eos else None,
     }
     body.update({name: value for name, value in optional.items() if value is not None})
+    body.update(request.more)
     body.update(extra)
     return {name: value for name, value in body.items() if value is not None}

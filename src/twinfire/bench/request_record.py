@@ -38,6 +38,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None
     """Token counts are the server's usage; None where it sent none."""
     token_ids_seen: int | None = None
     """Output token ids received, where they were asked for."""
@@ -130,6 +132,8 @@ class Recorder:
             prompt_tokens=usage.prompt_tokens if usage else None,
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            accepted_tokens=usage.accepted_tokens if usage else None,
+            rejected_tokens=usage.rejected_tokens if usage else None,
             token_ids_seen=self._token_ids_seen,
             finish_reason=self._finish_reason,
             error_kind=fault.kind if fault else None,

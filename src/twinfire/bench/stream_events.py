@@ -46,6 +46,9 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int | None = None
     """None where the server does not say."""
+    accepted_tokens: int | None = None
+    """Output tokens that had been guessed ahead; None where the server does not say."""
+    rejected_tokens: int | None = None
 
 
 class TokenIds(msgspec.Struct, frozen=True):
@@ -61,10 +64,16 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class _CompletionDetails(msgspec.Struct):
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -104,11 +113,14 @@ def parse_chunk(payload: str) -> list[StreamEvent]:
         events += _choice_events(choice)
     if chunk.usage is not None:
         details = chunk.usage.prompt_tokens_details
+        guesses = chunk.usage.completion_tokens_details or _CompletionDetails()
         events.append(
             Usage(
                 prompt_tokens=chunk.usage.prompt_tokens,
                 completion_tokens=chunk.usage.completion_tokens,
                 cached_tokens=details.cached_tokens if details is not None else None,
+                accepted_tokens=guesses.accepted_prediction_tokens,
+                rejected_tokens=guesses.rejected_prediction_tokens,
             )
         )
     return events
