@@ -226,6 +226,30 @@ def test_the_record_is_committed_before_the_last_event(world: World) -> None:
         usage_writer._WAITED_LIMIT_S = limit_s
 
 
+def test_who_leaves_while_the_record_is_committed_holds_up_nobody(world: World) -> None:
+    """The record of a client that left came twice into one transaction, which failed for all."""
+    address, body = world.gateway.server.address, {**BODY, "stream": True}
+    last_token = b'"content":"o"'
+    stays: list[socket.socket] = []
+    with world.usage._database.write():
+        for leaves in (False, True, False):
+            connection = open_post(address, CHAT, body)
+            read_until(connection, last_token)
+            # The first is taken alone; what comes while it waits for the lock is one transaction.
+            time.sleep(0.1)
+            if leaves:
+                connection.close()
+            else:
+                stays.append(connection)
+        time.sleep(0.2)
+    for stayed in stays:
+        assert b"error" not in read_until(stayed, b"[DONE]")
+        stayed.close()
+    records = world.wait_for_records(3)
+    assert [one.outcome for one in records] == ["finished"] * 3
+    assert len({one.record_id for one in records}) == 3
+
+
 def gateway_accounting(world: World):  # type: ignore[no-untyped-def]
     return world.gateway.server._gateway.accounting
 

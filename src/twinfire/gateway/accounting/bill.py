@@ -6,6 +6,7 @@ sees the end, `close` books whatever had no such end.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -71,7 +72,12 @@ class Bill:
         meter = self.meter
         assert meter is not None, "what has not begun cannot have finished"
         record = self._record("finished", 200, ",".join(sorted(meter.finish_reasons)))
-        await self.commit(record)
+        try:
+            await self.commit(record)
+        except asyncio.CancelledError:
+            # The client left while its record was on the way: a second one would be the same again.
+            self._end(record)
+            raise
         if self.shows_cost:
             meter.cost_nanos = record.price_nanos
         self._end(record)

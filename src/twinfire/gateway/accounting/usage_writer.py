@@ -1,7 +1,8 @@
 """Commits usage records: one thread, one transaction for everything that waits.
 
-A record that is waited for is either committed or its waiter fails; one that nobody waits for is
-tried until it is too old and then told to the log, from where it can be booked by hand.
+A record that is waited for is either committed or its waiter fails; one that nobody waits for, or
+nobody any more, is tried until it is too old and then told to the log, from where it can be booked
+by hand. One record is given to it once: its id may not be twice in a transaction.
 """
 
 from __future__ import annotations
@@ -51,10 +52,19 @@ class UsageWriter:
         self._thread.start()
 
     async def commit(self, record: UsageRecord) -> None:
-        """Return once the record is committed; DatabaseUnavailable when it cannot be."""
+        """Return once the record is committed; DatabaseUnavailable when it cannot be.
+
+        Who is cancelled while waiting has submitted the record all the same.
+        """
         waiter = self._loop.create_future()
-        self._put(_Pending(record, time.monotonic() + _WAITED_LIMIT_S, waiter))
-        await waiter
+        pending = _Pending(record, time.monotonic() + _WAITED_LIMIT_S, waiter)
+        self._put(pending)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            pending.waiter = None
+            pending.give_up_s = time.monotonic() + _UNWAITED_LIMIT_S
+            raise
 
     def submit(self, record: UsageRecord) -> None:
         """Have the record committed soon."""
@@ -109,7 +119,7 @@ class UsageWriter:
                 shown = msgspec.json.encode(one.record).decode()
                 log.error("a usage record is lost: %s: %s", error, shown)
             else:
-                self._on_loop(_fail, one.waiter, error)
+                self._on_loop(self._fail, one, error)
         return keeps
 
     def _committed(self, batch: list[_Pending], spent: Spent) -> None:
@@ -118,11 +128,13 @@ class UsageWriter:
             if one.waiter is not None and not one.waiter.done():
                 one.waiter.set_result(None)
 
+    def _fail(self, one: _Pending, error: DatabaseUnavailable) -> None:
+        if one.waiter is None:
+            # It was given up for its waiter, who had left by then.
+            self.submit(one.record)
+        elif not one.waiter.done():
+            one.waiter.set_exception(error)
+
     def _on_loop(self, call: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *args)
-
-
-def _fail(waiter: asyncio.Future[None], error: DatabaseUnavailable) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)
