@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from support.tiny_models import ArrayWeights
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
 from twinfire.engine.native_runner import NativeRunner, load_native_runner
@@ -24,6 +25,7 @@ def load_native(
     isa: str | None = None,
     op_by_op: bool = False,
     cache: WeightCache | None = None,
+    head: DraftHead | None = None,
 ) -> NativeRunner:
     """Load."""
     return load_native_runner(
@@ -36,6 +38,7 @@ def load_native(
         isa=isa,
         op_by_op=op_by_op,
         cache=cache,
+        head=head,
     )
 
 

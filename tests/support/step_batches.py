@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import ModelConfig
 from twinfire.artifacts.tensors import WeightSource
 from twinfire.cache.kv_group import BLOCK_SIZE
@@ -97,7 +98,11 @@ class Feeder:
 
 
 def load(
-    config: ModelConfig, weights: WeightSource, dtype: str = "f32", num_threads: int = 1
+    config: ModelConfig,
+    weights: WeightSource,
+    dtype: str = "f32",
+    num_threads: int = 1,
+    head: DraftHead | None = None,
 ) -> TorchRunner:
     """Load with no progress shown."""
     return load_torch_runner(
@@ -106,4 +111,5 @@ def load(
         dtype=dtype,
         num_threads=num_threads,
         progress=lambda stage, done, total: None,
+        head=head,
     )

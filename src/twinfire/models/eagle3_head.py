@@ -95,6 +95,11 @@ class Eagle3Head:
         self._final_norm = vector("norm")
         self._head = linear("lm_head")
 
+    @property
+    def feature_matrix(self) -> LinearRef | None:
+        """What multiplies the target's features, None for a head without."""
+        return self._fc
+
     def first(self, ops: StepOps[A]) -> A:
         """Draft from the target's kept features; returns the normed state of the logit rows.
 

@@ -26,7 +26,8 @@ from twinfire.kernels.cpu.recorder import (
     SiluMul,
     TakeLogitRows,
     Value,
-    operands,
+    needed_for,
+    readers_of,
 )
 from twinfire.kernels.ops import HeadLayout
 
@@ -98,13 +99,13 @@ class _Lowering:
         program: Program,
         kept: KeptLinks,
     ) -> None:
-        self._values = _needed(values, logits)
+        self._values = needed_for(values, logits)
         self._logits = logits
         self._weights = weights
         self._program = program
         self._kept = kept
         self._kept_numbers = {value: number for number, value in kept.features.items()}
-        self._readers = _readers(self._values)
+        self._readers = readers_of(self._values)
         self._unread = Counter({value: len(readers) for value, readers in self._readers.items()})
         self._rows: dict[Value, Rows] = {}
         self._free: list[Rows] = []
@@ -318,20 +319,3 @@ class _Lowering:
 
 def _kept_part(value: KeptFeature) -> tuple[int, int, int, list[float], float]:
     return -1, value.index * value.width, value.width, [], 0.0
-
-
-def _needed(values: list[Value], result: Value) -> list[Value]:
-    """Return what `result` is computed from, in order, itself included."""
-    needed = {result}
-    for value in reversed(values):
-        if value in needed:
-            needed.update(operands(value))
-    return [value for value in values if value in needed]
-
-
-def _readers(values: list[Value]) -> dict[Value, list[Value]]:
-    readers: dict[Value, list[Value]] = {value: [] for value in values}
-    for value in values:
-        for operand in operands(value):
-            readers[operand].append(value)
-    return readers

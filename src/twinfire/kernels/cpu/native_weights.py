@@ -44,6 +44,8 @@ class MatrixUse:
     """Its result goes through silu(first half) * second half."""
     is_head: bool = False
     """Its result is the logits."""
+    format: str | None = None
+    """What it is packed as, in place of what follows from the quantisation."""
 
 
 class NativeWeights:
@@ -178,7 +180,7 @@ class NativeWeights:
 
     def _shape(self, declared: DeclaredMatrix, use: MatrixUse) -> MatrixShape:
         formats = [part.format for part in declared.parts]
-        format_name = packed_format(formats, self._quantization, is_head=use.is_head)
+        format_name = use.format or packed_format(formats, self._quantization, is_head=use.is_head)
         rows, width, has_bias = declared.num_rows, declared.width, bool(declared.biases)
         return MatrixShape(format_name, rows, width, use.is_gated, has_bias)
 

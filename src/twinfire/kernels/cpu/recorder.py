@@ -124,6 +124,24 @@ def operands(value: Value) -> tuple[Value, ...]:
             return ()
 
 
+def needed_for(values: list[Value], result: Value) -> list[Value]:
+    """Return what `result` is computed from, in order, itself included."""
+    needed = {result}
+    for value in reversed(values):
+        if value in needed:
+            needed.update(operands(value))
+    return [value for value in values if value in needed]
+
+
+def readers_of(values: list[Value]) -> dict[Value, list[Value]]:
+    """Return who reads each of `values`, in order."""
+    readers: dict[Value, list[Value]] = {value: [] for value in values}
+    for value in values:
+        for operand in operands(value):
+            readers[operand].append(value)
+    return readers
+
+
 @dataclass(slots=True)
 class Recorder:
     """Records one run."""
