@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_ROUNDS = 3
-_LONG_ROUNDS = 2
-_LONG_ROWS = 24
-"""From so many rows on a step is long enough to be disturbed for a part only."""
+_ROUNDS = 4
+_NEEDED_ROWS = 8
+"""Measured whatever it takes; what more rows cost follows from the last points otherwise."""
 _FACTOR_RATE = 0.1
 _POINT_RATE = 0.01
 _POINT_KEPT = 0.999
@@ -36,24 +35,30 @@ class StepCosts:
         self._seconds: list[float] = []
         self._refresh()
 
-    def calibrate(self, measure: Callable[[int], float], max_rows: int = 64) -> None:
+    def calibrate(
+        self, measure: Callable[[int], float], max_rows: int = 64, budget_s: float = 1.0
+    ) -> None:
         """Measure the curve up to `max_rows`, by steps of so many rows that return their seconds.
 
-        The quickest of a few counts, and no more than steps of more rows took: what disturbs a
-        step only makes it longer.
+        All measured steps together take about `budget_s`: a first round up to `max_rows`, which
+        is at least 2, then more as time allows. The quickest of a few counts, and no more than
+        steps of more rows took: what disturbs a step only makes it longer.
         """
-        rows = [count for count in _ROWS if count < max_rows] + [max_rows]
+        assert max_rows >= 2, "one point makes no curve"
         # The first steps of a process are slow in every way.
-        measure(1)
-        self._rows = rows
-        self._measured = [math.inf] * len(rows)
+        spent_s = measure(1)
+        least: dict[int, float] = {}
         # Round by round, so that what disturbs a while does not hit all of one point.
         for number in range(_ROUNDS):
-            for point, count in enumerate(rows):
-                if number < _LONG_ROUNDS or count < _LONG_ROWS:
-                    self._measured[point] = min(self._measured[point], measure(count))
-        self._measured = _least_from_here(self._measured)
-        self._point_logs = [0.0] * len(rows)
+            for count in [rows for rows in _ROWS if rows < max_rows] + [max_rows]:
+                if spent_s > budget_s and (number > 0 or count > _NEEDED_ROWS):
+                    break
+                seconds = measure(count)
+                spent_s += seconds
+                least[count] = min(seconds, least.get(count, math.inf))
+        self._rows = list(least)
+        self._measured = _least_from_here(list(least.values()))
+        self._point_logs = [0.0] * len(least)
         self._factor_log = 0.0
         self._refresh()
 
