@@ -63,7 +63,13 @@ def train(
 ) -> RunReport:
     settings = RunSettings(
         draft_vocab_size=64,
-        train=TrainSettings(num_passes=3, num_epochs=epochs, num_warmup_steps=2, holdout_every=5),
+        train=TrainSettings(
+            num_passes=3,
+            num_epochs=epochs,
+            samples_per_step=4,
+            num_warmup_steps=2,
+            holdout_every=5,
+        ),
     )
     done = 0
 
