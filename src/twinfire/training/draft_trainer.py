@@ -35,8 +35,8 @@ class TrainSettings:
     num_passes: int = 4
     """Drafts in a chain that the head is trained for."""
     num_epochs: int = 3
-    samples_per_step: int = 4
-    learning_rate: float = 4e-4
+    samples_per_step: int = 2
+    learning_rate: float = 1e-3
     num_warmup_steps: int = 50
     prompt_weight: float = 0.3
     """Of a position in the prompt, against 1 in the answer."""
