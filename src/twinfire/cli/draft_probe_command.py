@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,9 @@ def probe_head(args: argparse.Namespace) -> int:
             limit = "at least 1" if most is None else f"1 to {most}"
             raise InvalidRequest(f"must be {limit}, got {value}", name)
     use_threads(args.threads)
+    # Which layers the head's numbers were taken to mean is half of what is asked.
+    logging.basicConfig(format="twinfire: %(message)s")
+    logging.getLogger("twinfire.artifacts").setLevel(logging.INFO)
     with pull_progress(args.model) as pulled:
         checkpoint = open_checkpoint(resolve_model(args.model, on_progress=pulled).path)
     head = resolve_draft_head(args.head, checkpoint, aux_layer_ids=args.aux_layer_ids)

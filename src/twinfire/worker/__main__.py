@@ -53,6 +53,8 @@ def _begin_log(worker_name: str) -> None:
     # Many workers share one log.
     name = f"{worker_name} ".replace("%", "%%") if worker_name else ""
     logging.basicConfig(format=f"%(asctime)s {name}%(name)s %(levelname)s %(message)s")
+    # How an ambiguous file was read is told once, at start.
+    logging.getLogger("twinfire.artifacts").setLevel(logging.INFO)
 
 
 def _run(config: WorkerConfig, inbox: Inbox, stages: StartupStages) -> int:
