@@ -31,9 +31,9 @@ def feature_layers_of(head: DraftHead | None, target: ModelConfig) -> FeatureLay
             f"the draft head's target_hidden_size {config.target_hidden_size} is not the target's "
             f"hidden_size {target.hidden_size}"
         )
-    if config.vocab_size > target.vocab_size:
+    if config.vocab_size != target.vocab_size:
         raise ModelError(
-            f"the draft head's vocab_size {config.vocab_size} is beyond the target's "
+            f"the draft head's vocab_size {config.vocab_size} is not the target's "
             f"{target.vocab_size}"
         )
     if not config.uses_features:

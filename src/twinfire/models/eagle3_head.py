@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinfire.artifacts.draft_head_config import DraftHeadConfig
+from twinfire.artifacts.draft_head_shapes import draft_head_shapes
+from twinfire.artifacts.draft_head_source import EMBEDDING
 from twinfire.artifacts.tensors import MappedTensor, WeightSource
 from twinfire.kernels.ops import (
     A,
@@ -23,9 +25,6 @@ from twinfire.kernels.ops import (
 from twinfire.models.rope import rope_table
 from twinfire.models.tensor_names import check_shapes
 from twinfire.protocol.errors import ModelError
-
-OWN_EMBEDDING = "embed_tokens.weight"
-"""A head without it reads its target's embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,7 @@ class Eagle3Head:
         self._features_norm = vector("input_norm") if config.norm_before_fc else None
         self._fc = linear("fc") if config.uses_features else None
         self._embedding = (
-            ops.embedding(weights.tensor(OWN_EMBEDDING))
-            if OWN_EMBEDDING in weights
-            else target_embedding
+            ops.embedding(weights.tensor(EMBEDDING)) if EMBEDDING in weights else target_embedding
         )
         self._hidden_norm = vector("layers.0.hidden_norm")
         self._rope = ops.rope(rope_table(config.rope, config.head_dim))
@@ -168,45 +165,12 @@ def _check(config: DraftHeadConfig, weights: WeightSource, target_embedding_widt
             f"the draft head's hidden_size {config.hidden_size} is not the target's "
             f"{config.target_hidden_size}, and it has no fc between them"
         )
-    check_shapes(_shapes(config, OWN_EMBEDDING in weights), weights, "the draft head")
-    if OWN_EMBEDDING not in weights and target_embedding_width != config.hidden_size:
+    shapes = draft_head_shapes(config)
+    if EMBEDDING in weights:
+        shapes[EMBEDDING] = (config.vocab_size, config.hidden_size)
+    check_shapes(shapes, weights, "the draft head")
+    if EMBEDDING not in weights and target_embedding_width != config.hidden_size:
         raise ModelError(
-            f"the draft head has no {OWN_EMBEDDING}, and its hidden_size {config.hidden_size} is "
-            f"not the width {target_embedding_width} of the target's embedding"
+            f"the draft head has no {EMBEDDING}, and its hidden_size {config.hidden_size} is not "
+            f"the width {target_embedding_width} of the target's embedding"
         )
-
-
-def _shapes(config: DraftHeadConfig, has_embedding: bool) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
-    num_features, target = len(config.feature_layers), config.target_hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "layers.0.hidden_norm": (hidden,),
-        "norm": (hidden,),
-        "lm_head": (config.draft_vocab_size, hidden),
-    }
-    if config.uses_features:
-        shapes["fc"] = (hidden, num_features * target)
-    if config.norm_before_fc:
-        shapes["input_norm"] = (num_features * target,)
-    if config.fc_norm:
-        shapes |= {f"fc_norm.{index}": (target,) for index in range(num_features)}
-    if has_embedding:
-        shapes["embed_tokens"] = (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        width = hidden if index else 2 * hidden
-        shapes |= {
-            f"layers.{index}.{name}": shape
-            for name, shape in {
-                "input_layernorm": (hidden,),
-                "post_attention_layernorm": (hidden,),
-                "self_attn.q_proj": (heads.query_width, width),
-                "self_attn.k_proj": (heads.kv_width, width),
-                "self_attn.v_proj": (heads.kv_width, width),
-                "self_attn.o_proj": (hidden, heads.query_width),
-                "mlp.gate_proj": (inner, hidden),
-                "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner),
-            }.items()
-        }
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
