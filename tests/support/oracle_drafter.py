@@ -40,5 +40,8 @@ class OracleDrafter:
         num_output = len(context.tokens) - context.num_prompt_tokens
         count = self._random.randint(0, context.limit)
         right = list(self._truth(context.key)[num_output : num_output + count])
-        tokens = [token if self._random.random() < self._accuracy else token ^ 1 for token in right]
+        tokens = [
+            token if self._random.random() < self._accuracy else max(token - 1, 0) or 1
+            for token in right
+        ]
         return Draft(tokens, [self._accuracy] * len(tokens), "oracle")
