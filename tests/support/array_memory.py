@@ -28,8 +28,11 @@ def content_of(
 class ArrayMemory:
     """Implements `KvMemory`. Blocks begin with generation 1 and the content that belongs to it."""
 
-    def __init__(self, num_blocks: int, layout: KvLayout = SMALL, owner: int = 1) -> None:
+    def __init__(
+        self, num_blocks: int, layout: KvLayout = SMALL, owner: int = 1, draft: str = ""
+    ) -> None:
         self.kv_layout = layout
+        self.draft = draft
         self.num_blocks = num_blocks
         self.owner = owner
         self.words = np.zeros((num_blocks, layout.bytes_per_block // 4), np.uint32)

@@ -189,8 +189,14 @@ class DecodeEngine:
         return Reservation(key, taken, num_cached)
 
     def adopt(
-        self, key: HandOffKey, prompt: PromptDone, first: Sequence[ChoiceDelta]
+        self,
+        key: HandOffKey,
+        prompt: PromptDone,
+        first: Sequence[ChoiceDelta],
+        *,
+        has_draft_kv: bool = True,
     ) -> GatewayOutput:
+        assert has_draft_kv, "neither side has a head"
         if self.refuses_first_tokens:
             raise InvalidRequest("a first token is not in the vocabulary")
         submit, block_ids = self.reserved.pop(key)
@@ -333,6 +339,7 @@ class World:
             lease_s=LEASE_S,
             clock=self.clock,
             faults=faults,
+            draft="",
             content=self.prefill.blocks if checksums else None,
         )
         self.receiver = HandOffReceiver(
@@ -344,6 +351,7 @@ class World:
             content=self.decode.blocks,
             block_size=BLOCK_SIZE,
             bytes_per_block=8,
+            draft="",
             lease_s=LEASE_S,
             clock=self.clock,
             faults=faults,

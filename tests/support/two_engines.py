@@ -12,6 +12,7 @@ from support.engines import Collector
 from support.mock_runner import MockRunner
 from support.wire_blocks import exported
 from twinfire.cache.kv_group import KvLayout, WireBuffer, WireBytes
+from twinfire.engine.draft_runner import DraftRunner
 from twinfire.engine.engine import Engine
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, PromptComputed, Reservation
 from twinfire.engine.runner import Runner
@@ -22,9 +23,13 @@ from twinfire.kernels.step_batch import StepBatch
 from twinfire.protocol.messages import HandOff, Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.sampling import SamplingParams
+from twinfire.protocol.speculation import parse_speculation
 from twinfire.protocol.tokens import pack_ids
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
+from twinfire.transfer.shared_blocks import SharedBlocks
+from twinfire.worker.kv_memory import WorkerKvMemory
+from twinfire.worker.speculation import build_speculator, num_lookahead_tokens
 
 GATEWAY = "g"
 DECODE = HandOff(Peer("d", "unix:/d"))
@@ -36,6 +41,10 @@ class CountedRunner:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.num_tokens_computed = 0
+
+    @property
+    def draft(self) -> DraftRunner | None:
+        return self._runner.draft
 
     @property
     def vocab_size(self) -> int:
@@ -74,17 +83,22 @@ def real_engine(
     num_batched_tokens: int = 48,
     max_num_seqs: int = 8,
     max_model_len: int = 256,
+    speculate: str = "off",
 ) -> tuple[Engine, CountedRunner]:
-    """Return an engine over a runner that has no KV memory yet."""
+    """Return an engine over a runner that has no KV memory yet, and its head where one drafts."""
     counted = CountedRunner(runner)
     counted.init_kv(num_blocks)
+    options = parse_speculation(speculate)
+    speculator = build_speculator(options, counted, sampling_ops, num_blocks)
     config = SchedulerConfig(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched_tokens,
+        num_lookahead_tokens=num_lookahead_tokens(options),
     )
-    return Engine(Scheduler(config), counted, Sampler(sampling_ops)), counted
+    sampler = Sampler(sampling_ops)
+    return Engine(Scheduler(config), counted, sampler, speculator=speculator), counted
 
 
 @dataclass
@@ -97,11 +111,19 @@ class Transfer:
 
 
 class TwoEngines:
-    """`collector` holds what the decode engine's gateway heard."""
+    """`collector` holds what the decode engine's gateway heard.
 
-    def __init__(self, make: Callable[[], tuple[Engine, CountedRunner | MockRunner]]) -> None:
+    `drafts` names the heads of prefill and decode engine, as a fingerprint does.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[Engine, CountedRunner | MockRunner]],
+        drafts: tuple[str, str] = ("", ""),
+    ) -> None:
         self.prefill, self.prefill_runner = make()
         self.decode, self.decode_runner = make()
+        self._drafts = drafts
         self.collector = Collector(self.decode)
         self.transfers: dict[HandOffKey, Transfer] = {}
         self.ended: list[HandOffEnded] = []
@@ -157,12 +179,29 @@ class TwoEngines:
         for index in range(reservation.num_cached_blocks, event.num_prompt_blocks):
             block_id, generation = transfer.blocks[index]
             assert self.prefill.block_generation(block_id) == generation, "a block was reused"
-            content = exported(self.prefill_runner, [block_id])
-            self.decode_runner.import_blocks([reservation.block_ids[index]], content)
+            self._move_block(block_id, reservation.block_ids[index])
         self.num_blocks_moved += event.num_prompt_blocks - reservation.num_cached_blocks
-        output = self.decode.adopt(event.key, event.prompt, event.first)
+        has_draft_kv = self._drafts[0] == self._drafts[1]
+        output = self.decode.adopt(event.key, event.prompt, event.first, has_draft_kv=has_draft_kv)
         self.prefill.release_hold(event.key)
         self._heard(output)
+
+    def _move_block(self, remote_id: int, local_id: int) -> None:
+        if self._drafts[0] == self._drafts[1]:
+            content = exported(self.prefill_runner, [remote_id])
+            self.decode_runner.import_blocks([local_id], content)
+            return
+        prefill, decode = (
+            WorkerKvMemory(runner, local_id + remote_id + 1, engine.block_generation, draft)
+            for runner, engine, draft in (
+                (self.prefill_runner, self.prefill, self._drafts[0]),
+                (self.decode_runner, self.decode, self._drafts[1]),
+            )
+        )
+        sent = SharedBlocks(prefill, decode.draft)
+        wire = bytearray(sent.bytes_per_block)
+        sent.export_blocks([remote_id], wire)
+        SharedBlocks(decode, prefill.draft).import_blocks([local_id], wire)
 
     def _heard(self, output: GatewayOutput) -> None:
         self.collector.heard(GATEWAY, output)

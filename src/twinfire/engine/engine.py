@@ -151,13 +151,19 @@ class Engine:
         self._incoming.release(key)
 
     def adopt(
-        self, key: HandOffKey, prompt: PromptDone, first: Series[ChoiceDelta]
+        self,
+        key: HandOffKey,
+        prompt: PromptDone,
+        first: Series[ChoiceDelta],
+        *,
+        has_draft_kv: bool = True,
     ) -> GatewayOutput:
         """Go on from reserved blocks, filled, and the first token of every choice.
 
         Returns what its gateway is to hear at once. Choices that are not among `first` have been
-        cancelled. KeyError when there is no such reservation; InvalidRequest, with nothing changed,
-        when this cannot be what was reserved for.
+        cancelled. Without `has_draft_kv` the blocks have nothing for a draft head here, which then
+        leaves the request to other drafters. KeyError when there is no such reservation;
+        InvalidRequest, with nothing changed, when this cannot be what was reserved for.
         """
         request = self._incoming.request(key)
         check_first_tokens(first, [one.index for one in request.choices], self._runner.vocab_size)
@@ -182,6 +188,10 @@ class Engine:
         for choice in going_on:
             if choice is not lead:
                 self._table.fork(request, parent, choice)
+        if self._speculator is not None and not has_draft_kv:
+            self._speculator.leave_without_head(
+                [one.sequence for one in going_on if one.sequence is not None]
+            )
         if lead.finish_reason is None:
             self._scheduler.extend(parent, lead.history.output)
         else:

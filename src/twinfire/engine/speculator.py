@@ -69,7 +69,12 @@ class Speculator:
         if not drafted_for:
             return
         contexts = [self._context(one, owners[one]) for one in drafted_for]
-        drafts = self._drafter.propose(contexts)
+        drafts = [
+            _fit_grammar(draft, context, owners[sequence])
+            for sequence, context, draft in zip(
+                drafted_for, contexts, self._drafter.propose(contexts), strict=True
+            )
+        ]
         num_prompt_rows = min(
             scheduler.num_prefill_tokens_waiting,
             scheduler.config.max_num_batched_tokens - len(decoding),
@@ -94,6 +99,11 @@ class Speculator:
             if only_decodes:
                 self._note_worth(self._head, plan)
             self._follow(self._head, plan, gains)
+
+    def leave_without_head(self, sequences: Series[Sequence]) -> None:
+        """Draft for these without the head, which did not see their prompts."""
+        if self._head is not None:
+            self._head.lose(sequences)
 
     def _follow(self, head: Eagle3Drafter, plan: StepPlan, gains: Series[Gain]) -> None:
         going_on = {
@@ -167,3 +177,8 @@ class Speculator:
         for sequence in ended:
             # Cancelled ones are learnt too: they were cut where a client had what it wanted.
             self._drafter.ended(self._contexts.pop(sequence))
+
+
+def _fit_grammar(draft: Draft, context: DraftContext, request: Request) -> Draft:
+    grammar = request.choice(context.key[2]).grammar
+    return draft if grammar is None else grammar.fit(draft, context.limit)

@@ -145,10 +145,17 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
     weight_format: str
     """The format computed with: bf16, int8, q4_0 ..."""
     kv_groups: tuple[str, ...]
-    """Each as `name:layers:heads:head_dim:dtype`."""
+    """Those of the model, each as `name:layers:heads:head_dim:dtype`."""
     block_size: int
     kernel_version: str
     """Changes whenever the kernels' results do."""
+    draft: str = ""
+    """The groups of a draft head and its content key, empty without one. It need not be equal:
+    blocks then travel without these groups, and nothing that is said depends on them."""
+
+    def matches(self, other: Fingerprint) -> bool:
+        """Whether all is equal that has to be."""
+        return msgspec.structs.replace(self, draft=other.draft) == other
 
 
 SHORT_ID_CHARS = 8

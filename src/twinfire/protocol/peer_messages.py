@@ -25,7 +25,7 @@ import msgspec
 
 from twinfire.protocol.messages import ChoiceDelta, Fingerprint, Peer, PromptDone
 
-PEER_PROTOCOL_VERSION = 1
+PEER_PROTOCOL_VERSION = 2
 
 
 class HandOffKey(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,9 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     first: tuple[ChoiceDelta, ...]
     """One per choice; a choice that its first token ends says so."""
     block_sums: bytes = b""
-    """crc32 of each block's wire form as u32, empty when contents are not checked."""
+    """crc32 of the target's groups in each block as u32, empty when contents are not checked."""
+    draft: str = ""
+    """The sender's `Fingerprint.draft`; a receiver with another one drafts without its head."""
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):

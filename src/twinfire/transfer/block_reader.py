@@ -31,6 +31,7 @@ from twinfire.transfer.data_wire import (
     send_confirmation,
     send_request,
 )
+from twinfire.transfer.shared_blocks import SharedBlocks
 from twinfire.transfer.waker import Waker
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class BlockReader:
         self._inbox: deque[BlockRead] = deque()
         self._stop_reason: str | None = None
         # The thread's own.
+        self._blocks = SharedBlocks(memory, memory.draft)
         self._reads: deque[BlockRead] = deque()
         self._to_request: deque[ReadChunk] = deque()
         self._awaited: deque[_Awaited] = deque()
@@ -133,6 +135,7 @@ class BlockReader:
             )
             stack.callback(stream.close)
             receiver.open(answer.data)
+            self._blocks = SharedBlocks(self._memory, answer.draft)
             while True:
                 self._take_inbox()
                 self._fill_window(stream)
@@ -176,7 +179,7 @@ class BlockReader:
                 raise WireError("the peer does not confirm what it sent")
             chunk.read.imported(len(chunk.local_ids))
         elif reply.status == CONTENT:
-            expected = len(chunk.remote) * self._memory.kv_layout.bytes_per_block
+            expected = len(chunk.remote) * self._blocks.bytes_per_block
             if reply.num_bytes != expected:
                 raise WireError(f"{reply.num_bytes} bytes of blocks that have {expected}")
             slot = request_id % WINDOW
@@ -196,7 +199,7 @@ class BlockReader:
         if chunk.read.ended or self._waker.stopped:
             return False
         try:
-            self._memory.import_blocks(chunk.local_ids, content)
+            self._blocks.import_blocks(chunk.local_ids, content)
         except Exception as error:
             log.exception("blocks could not be filled")
             chunk.read.end(ReadFailed(f"blocks could not be filled: {error!r}"))

@@ -37,6 +37,7 @@ from twinfire.transfer.data_wire import (
     send_reason,
     send_reply,
 )
+from twinfire.transfer.shared_blocks import SharedBlocks
 from twinfire.transfer.waker import Waker
 
 MAX_LINKS = 512
@@ -152,23 +153,29 @@ class BlockServer:
                 senders.append(sender)
                 return msgspec.structs.replace(self._hello, data=sender.offer_data)
 
-            accept_link(stream, self._security, answer, tls=tls)
+            reader = accept_link(stream, self._security, answer, tls=tls)
+            blocks = SharedBlocks(self._memory, reader.draft)
             [sender] = senders
             while True:
                 stream.wait_readable()
-                request = receive_request(stream, self._memory.kv_layout)
+                request = receive_request(stream, blocks.layout)
                 if isinstance(request, ReadRequest):
-                    self._answer(stream, request, sender)
+                    self._answer(stream, request, blocks, sender)
                 else:
                     sender.confirmed(request.slot)
                     send_reply(stream, request.request_id, CONFIRMED, 0)
 
-    def _answer(self, stream: DataStream, request: ReadRequest, sender: ContentSender) -> None:
-        memory = self._memory
-        blocks = requested_blocks(request, memory.kv_layout, memory.num_blocks)
+    def _answer(
+        self,
+        stream: DataStream,
+        request: ReadRequest,
+        memory: SharedBlocks,
+        sender: ContentSender,
+    ) -> None:
+        blocks = requested_blocks(request, memory.layout, self._memory.num_blocks)
         if self._refuse_stale(stream, request, blocks):
             return
-        num_bytes = len(blocks) * memory.kv_layout.bytes_per_block
+        num_bytes = len(blocks) * memory.bytes_per_block
         try:
             place = sender.place(request.slot, num_bytes)
             memory.export_blocks([block.block_id for block in blocks], place)

@@ -10,7 +10,7 @@ from twinfire.transfer.ports import BlockBytes
 
 
 def block_sums(content: BlockBytes, block_ids: Sequence[int]) -> bytes:
-    """Return the crc32 of each block's wire form, as u32."""
+    """Return the crc32 of what `content` gives of each block, as u32."""
     wire = bytearray(content.bytes_per_block)
     sums: list[int] = []
     for block_id in block_ids:

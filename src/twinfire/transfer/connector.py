@@ -44,6 +44,11 @@ class KvMemory(Protocol):
         ...
 
     @property
+    def draft(self) -> str:
+        """What the groups of a draft head are and which head fills them (`Fingerprint.draft`)."""
+        ...
+
+    @property
     def num_blocks(self) -> int:
         """Ids lie in [0, num_blocks)."""
         ...

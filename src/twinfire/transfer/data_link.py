@@ -24,7 +24,7 @@ from twinfire.transfer.data_stream import DataStream, StreamEnded
 from twinfire.transfer.data_wire import receive_message, send_message
 from twinfire.transfer.waker import Waker
 
-DATA_VERSION = 1
+DATA_VERSION = 2
 """Raised whenever anything that connectors say to each other changes shape."""
 INTRODUCTION_TIMEOUT_S = 10.0
 """How long the beginning of a link may take in all."""
@@ -62,8 +62,11 @@ class LinkHello(msgspec.Struct, frozen=True, array_like=True):
     meant_id: str
     """Whom the sender wants to talk to; empty in an answer."""
     kv_layout: str
+    """Of the target's groups."""
     data: bytes = b""
     """What the carrier tells its other end."""
+    draft: str = ""
+    """The sender's draft groups, which travel where the other end has the same ones."""
 
 
 _HELLO_DECODER = msgspec.msgpack.Decoder(LinkHello)
@@ -102,10 +105,11 @@ def open_link(
 
 def accept_link(
     stream: DataStream, security: LinkSecurity, answer: Callable[[], LinkHello], *, tls: bool
-) -> None:
-    """Receive a reader, and refuse one as `open_link` does. Does not close the stream.
+) -> LinkHello:
+    """Receive a reader and return its hello; refuse one as `open_link` does.
 
-    `answer` is called once the reader has proved that it belongs to the cluster.
+    Does not close the stream. `answer` is called once the reader has proved that it belongs to the
+    cluster.
     """
     stream.limit_time(INTRODUCTION_TIMEOUT_S)
     if tls and security.server_tls is not None:
@@ -119,6 +123,7 @@ def accept_link(
         raise LinkRefused("the reader means another worker")
     _check_alike(hello, reader)
     stream.limit_time(None)
+    return reader
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:

@@ -73,6 +73,11 @@ def max_blocks_per_request(layout: KvLayout) -> int:
     return max(1, CHUNK_BYTES // layout.bytes_per_block)
 
 
+def slot_bytes(layout: KvLayout) -> int:
+    """Return the most that a reply to a request brings."""
+    return max(CHUNK_BYTES, layout.bytes_per_block)
+
+
 def send_message(stream: DataStream, message: msgspec.Struct) -> None:
     """Send one message with its length."""
     body = _ENCODER.encode(message)

@@ -64,6 +64,7 @@ class HandOffReceiver:
         content: BlockBytes,
         block_size: int,
         bytes_per_block: int,
+        draft: str,
         lease_s: float,
         clock: Callable[[], float],
         faults: FaultPoints,
@@ -74,6 +75,7 @@ class HandOffReceiver:
         self._accepted = accepted
         self._content = content
         self._bytes_per_block = bytes_per_block
+        self._draft = draft
         self._lease_s = lease_s
         self._clock = clock
         self._faults = faults
@@ -252,11 +254,13 @@ class HandOffReceiver:
         self._faults.hit("receiver.before_adopt")
         key = incoming.key
         try:
-            output = self._engine.adopt(key, commit.prompt, commit.first)
+            has_draft_kv = commit.draft == self._draft
+            output = self._engine.adopt(key, commit.prompt, commit.first, has_draft_kv=has_draft_kv)
         except InvalidRequest as error:
             self._fail(incoming, f"the prefill worker's first tokens: {error}")
             return
-        times = incoming.times(self._clock(), self._bytes_per_block)
+        block_bytes = self._bytes_per_block if has_draft_kv else self._content.bytes_per_block
+        times = incoming.times(self._clock(), block_bytes)
         output.prompts = [
             msgspec.structs.replace(prompt, hand_off=times) for prompt in output.prompts
         ]

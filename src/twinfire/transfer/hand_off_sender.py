@@ -62,8 +62,10 @@ class HandOffSender:
         lease_s: float,
         clock: Callable[[], float],
         faults: FaultPoints,
+        draft: str,
         content: BlockBytes | None = None,
     ) -> None:
+        """`draft` is that of this worker's fingerprint."""
         self._engine = engine
         self._peers = peers
         self._gateways = gateways
@@ -71,6 +73,7 @@ class HandOffSender:
         self._num_waiting = num_waiting
         self._clock = clock
         self._faults = faults
+        self._draft = draft
         self._content = content
         self._outgoing: HandOffTable[Outgoing] = HandOffTable(lease_s, clock)
         self._queue: list[tuple[int, int, HandOffKey]] = []
@@ -280,6 +283,7 @@ class HandOffSender:
                 event.prompt,
                 event.first,
                 self._block_sums(outgoing, event.num_prompt_blocks),
+                self._draft,
             ),
         )
         self._faults.hit("sender.after_commit")

@@ -21,6 +21,7 @@ from twinfire.transfer.block_server import BlockServer
 from twinfire.transfer.carrier import Carrier
 from twinfire.transfer.connector import KvMemory, ReadDone, ReadFailed, RemoteBlock
 from twinfire.transfer.data_link import DATA_VERSION, LinkHello, LinkSecurity, layout_text
+from twinfire.transfer.shared_blocks import target_part
 
 READ_TIMEOUT_S = 5.0
 """How long a peer may say nothing while it is being read from."""
@@ -53,7 +54,7 @@ class LinkConnector:
         self._instance_id = instance_id
         self._timeout_s = timeout_s
         self._security = LinkSecurity.of(secret, tls)
-        self._layout = layout_text(memory.kv_layout)
+        self._layout = layout_text(target_part(memory.kv_layout))
         self._lock = threading.Lock()
         self._closed = False
         self._readers: dict[str, BlockReader] = {}
@@ -132,7 +133,12 @@ class LinkConnector:
 
     def _hello_to(self, meant_id: str) -> LinkHello:
         return LinkHello(
-            DATA_VERSION, self._carrier.name, self._instance_id, meant_id, self._layout
+            DATA_VERSION,
+            self._carrier.name,
+            self._instance_id,
+            meant_id,
+            self._layout,
+            draft=self._memory.draft,
         )
 
 

@@ -22,7 +22,7 @@ from twinfire.protocol.worker_config import TlsFiles
 from twinfire.transfer.carrier import CarrierFailed
 from twinfire.transfer.connector import Connector, KvMemory
 from twinfire.transfer.data_stream import DataStream
-from twinfire.transfer.data_wire import CONTENT, WINDOW, max_blocks_per_request, send_reply
+from twinfire.transfer.data_wire import CONTENT, WINDOW, send_reply, slot_bytes
 from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
 from twinfire.transfer.nixl_agent import NixlAgent, NixlRead
 from twinfire.transfer.nixl_staging import StagingPool, StagingRegion
@@ -39,6 +39,8 @@ class NixlOffer(msgspec.Struct, frozen=True, array_like=True):
 
     metadata: bytes
     address: int
+    slot_bytes: int
+    """Between two places."""
 
 
 _OFFER_DECODER = msgspec.msgpack.Decoder(NixlOffer)
@@ -58,7 +60,7 @@ class NixlReceiver:
         self._timeout_s = timeout_s
         self._region = pool.take()
         self._peer: bytes | None = None
-        self._peer_address = 0
+        self._peer_address = self._peer_slot_bytes = 0
         self._read: NixlRead | None = None
 
     def open(self, offer_data: bytes) -> None:
@@ -68,14 +70,17 @@ class NixlReceiver:
         except msgspec.DecodeError as error:
             raise CarrierFailed(f"the peer's NIXL metadata makes no sense: {error}") from None
         self._peer = self._agent.add_peer(offer.metadata)
-        self._peer_address = offer.address
+        self._peer_address, self._peer_slot_bytes = offer.address, offer.slot_bytes
 
     def receive(self, stream: DataStream, slot: int, num_bytes: int) -> memoryview:
         """Read what the other end has put into `slot`."""
         assert self._peer is not None
         start = slot * self._slot_bytes
         read = self._read = self._agent.read(
-            self._peer, self._peer_address + start, self._region.address + start, num_bytes
+            self._peer,
+            self._peer_address + slot * self._peer_slot_bytes,
+            self._region.address + start,
+            num_bytes,
         )
         give_up_at = time.monotonic() + self._timeout_s
         while not read.wait(_CHECK_S):
@@ -107,7 +112,7 @@ class NixlSender:
         self._region: StagingRegion = pool.take()
         self._exposed: set[int] = set()
         self.offer_data = msgspec.msgpack.encode(
-            NixlOffer(self._region.metadata, self._region.address)
+            NixlOffer(self._region.metadata, self._region.address, slot_bytes)
         )
 
     def place(self, slot: int, num_bytes: int) -> memoryview:
@@ -140,7 +145,7 @@ class NixlCarrier:
     name = "nixl"
 
     def __init__(self, layout: KvLayout, instance_id: str, timeout_s: float) -> None:
-        self._slot_bytes = max_blocks_per_request(layout) * layout.bytes_per_block
+        self._slot_bytes = slot_bytes(layout)
         self._timeout_s = timeout_s
         self._agent = NixlAgent(instance_id)
         self._pool = StagingPool(self._agent, WINDOW * self._slot_bytes)

@@ -87,9 +87,14 @@ class ReceivingEngine(Protocol):
         ...
 
     def adopt(
-        self, key: HandOffKey, prompt: PromptDone, first: Sequence[ChoiceDelta]
+        self,
+        key: HandOffKey,
+        prompt: PromptDone,
+        first: Sequence[ChoiceDelta],
+        *,
+        has_draft_kv: bool = True,
     ) -> GatewayOutput:
-        """Go on from a prompt whose blocks are filled."""
+        """Go on from a prompt whose blocks are filled, a draft head's groups with them or not."""
         ...
 
     def release_reservation(self, key: HandOffKey) -> None:
@@ -132,11 +137,14 @@ class HoldingEngine(Protocol):
 
 
 class BlockBytes(Protocol):
-    """Where the content of blocks is read for checks."""
+    """Where the content of blocks is read for checks: the target's groups, which all workers have.
+
+    What a draft head's groups hold can cost a draft and never a token.
+    """
 
     @property
     def bytes_per_block(self) -> int:
-        """Of the wire layout."""
+        """Of the target's groups."""
         ...
 
     def export_blocks(self, block_ids: Sequence[int], into: WireBuffer) -> None:

@@ -10,7 +10,7 @@ from twinfire.protocol.addresses import Address
 from twinfire.protocol.worker_config import TlsFiles
 from twinfire.transfer.connector import Connector, KvMemory
 from twinfire.transfer.data_stream import DataStream
-from twinfire.transfer.data_wire import CONTENT, max_blocks_per_request, send_reply
+from twinfire.transfer.data_wire import CONTENT, send_reply, slot_bytes
 from twinfire.transfer.link_connector import READ_TIMEOUT_S, LinkConnector
 
 
@@ -67,7 +67,7 @@ class SocketCarrier:
     name = "socket"
 
     def __init__(self, layout: KvLayout) -> None:
-        self._max_bytes = max_blocks_per_request(layout) * layout.bytes_per_block
+        self._max_bytes = slot_bytes(layout)
 
     def new_receiver(self) -> SocketReceiver:
         """Return the reading end of a link."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
+from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.artifacts.token_grammar import TokenGrammar
 from twinfire.cache.kv_group import KvLayout
@@ -97,7 +98,7 @@ def build_engine(
         embeds=checkpoint.config.pooling is not None,
         speculator=speculator,
     )
-    info = _worker_info(config, checkpoint, backend, max_model_len, num_blocks)
+    info = _worker_info(config, checkpoint, backend, head, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())
     return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights))
 
@@ -132,6 +133,7 @@ def _worker_info(
     config: WorkerConfig,
     checkpoint: Checkpoint,
     backend: Backend,
+    head: DraftHead | None,
     max_model_len: int,
     num_blocks: int,
 ) -> WorkerInfo:
@@ -152,7 +154,7 @@ def _worker_info(
         max_num_seqs=config.max_num_seqs,
         host=socket.gethostname(),
         fingerprint=fingerprint(
-            checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version
+            checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version, head
         ),
         max_num_batched_tokens=config.max_num_batched_tokens,
         name=config.name,

@@ -63,6 +63,8 @@ class ExchangeSettings:
 
     block_size: int
     bytes_per_block: int
+    draft: str
+    """Of this worker's fingerprint."""
     lease_s: float
     checksums: bool
 
@@ -105,6 +107,7 @@ class Exchange:
             gateways,
             self._admission.submit,
             num_waiting,
+            draft=settings.draft,
             lease_s=settings.lease_s,
             clock=clock,
             faults=faults,
@@ -119,6 +122,7 @@ class Exchange:
             content=content,
             block_size=settings.block_size,
             bytes_per_block=settings.bytes_per_block,
+            draft=settings.draft,
             lease_s=settings.lease_s,
             clock=clock,
             faults=faults,

@@ -18,6 +18,7 @@ from twinfire.transfer.connector import Connector
 from twinfire.transfer.connectors import make_connector
 from twinfire.transfer.fault_points import FaultPoints
 from twinfire.transfer.hand_off_receiver import Accepted
+from twinfire.transfer.shared_blocks import SharedBlocks
 from twinfire.worker.exchange import Exchange, ExchangeSettings
 from twinfire.worker.gateway_links import GatewayLinks
 from twinfire.worker.heartbeat import Heartbeat
@@ -50,7 +51,8 @@ def open_exchange(
     """
     bound = security.bind(parse_address(config.peer_address))
     control = _advertised(bound.address, config)
-    memory = WorkerKvMemory(runner, info.num_kv_blocks, engine.block_generation)
+    draft = info.fingerprint.draft if info.fingerprint is not None else ""
+    memory = WorkerKvMemory(runner, info.num_kv_blocks, engine.block_generation, draft)
     connector = make_connector(
         config.connector,
         memory,
@@ -85,12 +87,16 @@ def start_exchange(
     accepted = PeerLinks(thread, hello, security, inbox.put, "accepted")
     heartbeat = Heartbeat(watch, dialled, accepted, lease_s=config.lease_s)
     settings = ExchangeSettings(
-        info.block_size, info.kv_bytes_per_block, config.lease_s, config.kv_checksums
+        info.block_size,
+        info.kv_bytes_per_block,
+        info.fingerprint.draft,
+        config.lease_s,
+        config.kv_checksums,
     )
     exchange = Exchange(
         engine,
         opened.connector,
-        opened.memory,
+        SharedBlocks(opened.memory, ""),
         dialled,
         accepted,
         gateways,

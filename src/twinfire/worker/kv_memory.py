@@ -16,8 +16,14 @@ class WorkerKvMemory:
     """
 
     def __init__(
-        self, runner: Runner, num_blocks: int, block_generation: Callable[[int], int]
+        self,
+        runner: Runner,
+        num_blocks: int,
+        block_generation: Callable[[int], int],
+        draft: str = "",
     ) -> None:
+        """`draft` is that of the worker's fingerprint."""
+        self.draft = draft
         self._runner = runner
         self._num_blocks = num_blocks
         self._block_generation = block_generation
@@ -26,11 +32,6 @@ class WorkerKvMemory:
     def kv_layout(self) -> KvLayout:
         """What a block is made of."""
         return self._runner.kv_layout
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Of the wire layout."""
-        return self._runner.kv_layout.bytes_per_block
 
     @property
     def num_blocks(self) -> int:

@@ -188,7 +188,7 @@ class _PeerLink:
             return f"the other worker speaks protocol {hello.protocol_version}"
         if self._expected is not None and hello.peer.instance_id != self._expected.instance_id:
             return "another process than the one that was meant listens there now"
-        if hello.fingerprint != self._hello.fingerprint:
+        if not hello.fingerprint.matches(self._hello.fingerprint):
             return f"the other worker's fingerprint differs: {hello.fingerprint}"
         return None
 

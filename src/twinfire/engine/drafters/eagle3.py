@@ -105,10 +105,14 @@ class Eagle3Drafter:
     def skip(self, plan: StepPlan) -> None:
         """Let a step pass that the head does not compute; its sequences get no drafts any more."""
         self._chains.clear()
+        self.lose([piece.sequence for piece in plan.slices])
+
+    def lose(self, sequences: Sequence[ScheduledSequence]) -> None:
+        """Draft no more for sequences of which the head has not computed all."""
         self._lost = {
             key: one for key, one in self._lost.items() if one.status is not Status.FINISHED
         }
-        self._lost.update((piece.sequence.key, piece.sequence) for piece in plan.slices)
+        self._lost.update((sequence.key, sequence) for sequence in sequences)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Return the chains; those that are asked for are drafted on first."""

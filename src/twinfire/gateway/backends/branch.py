@@ -253,7 +253,7 @@ class Branch:
 
     def _check_same_model(self, fingerprint: Fingerprint | None) -> None:
         before = self._owner.fingerprint
-        if before is not None and fingerprint != before:
+        if before is not None and (fingerprint is None or not fingerprint.matches(before)):
             raise WorkerLost("the workers that are left compute another version of the model")
 
     def _can_hand_over(self, prefill: PoolMember, decode: PoolMember) -> bool:

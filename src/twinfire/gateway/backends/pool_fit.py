@@ -1,12 +1,14 @@
 """Whether a worker computes the same as the others of its pool, and what differs if not.
 
-Instruction set, threads and memory are not compared: they change neither the results nor the form
-in which blocks travel.
+Instruction set, threads, memory and draft heads are not compared: they change neither the results
+nor the form in which blocks travel.
 """
 
 from __future__ import annotations
 
 from twinfire.protocol.messages import Fingerprint, WorkerInfo
+
+_COMPARED = tuple(name for name in Fingerprint.__struct_fields__ if name != "draft")
 
 
 def unfit_reason(info: WorkerInfo, expected: Fingerprint | None, other: WorkerInfo | None) -> str:
@@ -28,7 +30,7 @@ def unfit_reason(info: WorkerInfo, expected: Fingerprint | None, other: WorkerIn
         differences += _differences(info, other, ("vocab_size", "block_size"))
     wanted = expected if expected is not None else (other.fingerprint if other else None)
     if wanted is not None and info.fingerprint is not None:
-        differences += _differences(info.fingerprint, wanted, Fingerprint.__struct_fields__)
+        differences += _differences(info.fingerprint, wanted, _COMPARED)
     elif (wanted is None) != (info.fingerprint is None) and (expected or other):
         one = "the pool" if info.fingerprint is None else "the worker"
         differences.append(f"only {one} has a fingerprint")
