@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engines import Answer, Collector, mock_engine, naive_answer
-from support.grammar_vocabulary import EOS_ID, grammar_compiler, json_grammar
+from support.grammar_vocabulary import (
+    EOS_ID,
+    GrammarVocabulary,
+    grammar_compiler,
+    json_grammar,
+    text_of,
+)
 from support.oracle_drafter import OracleDrafter
+from twinfire.engine.choice_grammar import ChoiceGrammar
 from twinfire.engine.drafters.draft_lengths import DraftLengths
-from twinfire.engine.drafters.drafter import ChoiceKey, Drafter
+from twinfire.engine.drafters.drafter import ChoiceKey, Draft, DraftContext, Drafter
 from twinfire.engine.drafters.step_costs import StepCosts
 from twinfire.engine.engine import Engine
 from twinfire.engine.speculator import Speculator
@@ -265,3 +273,51 @@ def _run_compiled(collector: Collector) -> None:
         collector.step()
         collector.engine.check_integrity()
         assert time.monotonic() < deadline_s
+
+
+class Silent:
+    """Drafts nothing."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        return [Draft([], [], "silent") for _ in contexts]
+
+    def ended(self, context: DraftContext) -> None:
+        pass
+
+    def forget(self, key: ChoiceKey) -> None:
+        pass
+
+
+def test_text_that_a_grammar_forces_is_drafted_without_a_drafter() -> None:
+    params = sampling(
+        max_tokens=90, temperature=0.0, eos_token_ids=(EOS_ID,), grammar=json_grammar(SCHEMA)
+    )
+    loads, answers = [], []
+    for speculator in (None, always(Silent())):
+        engine, _ = mock_engine(max_model_len=110, grammars=GRAMMARS, speculator=speculator)
+        collector = Collector(engine)
+        collector.submit(0, [3, 1, 4, 1, 5], params)
+        _run_compiled(collector)
+        answers.append(collector.record("g", 0).answers[0])
+        loads.append(engine.load())
+    assert answers[0] == answers[1]
+    assert sum(loads[1].accepted) >= 5
+
+
+def test_a_draft_is_cut_where_its_grammar_forbids_it() -> None:
+    grammar = GRAMMARS.find(json_grammar(SCHEMA))
+    while grammar is None:
+        time.sleep(0.01)
+        grammar = GRAMMARS.find(json_grammar(SCHEMA))
+    choice = ChoiceGrammar(grammar, (EOS_ID,), ())
+    forced = choice.fit(Draft([], [], "none"), 20)
+    # The quote that ends the key may be a token with what follows it.
+    assert text_of(forced.token_ids) == '{"name'
+    assert forced.source == "grammar"
+    vocabulary = GrammarVocabulary()
+    for token_id in [*forced.token_ids, *vocabulary.encode('": '), *vocabulary.encode('"')]:
+        assert choice.accept(token_id)
+    (name,), (close,) = vocabulary.encode("a"), vocabulary.encode('"')
+    fitted = choice.fit(Draft([name, name, close, close], [0.5] * 4, "some"), 20)
+    assert fitted == Draft([name, name, close], [0.5] * 3, "some")
+    assert len(choice.fit(Draft([name] * 12, [0.5] * 12, "some"), 20).token_ids) == 8

@@ -123,6 +123,14 @@ class Matcher:
         """Add a token; False, with nothing changed, when the grammar does not allow it."""
         return self._library.try_consume_tokens([token_id]) == 1
 
+    def forced(self) -> list[int]:
+        """Return the usual tokens of the text that must come next, none where there is a choice."""
+        return self._library.compute_ff_tokens()
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens, one after the other, the grammar allows."""
+        return self._library.validate_tokens(list(token_ids))
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` accepted tokens."""
         if num_tokens and not self._library.rollback(num_tokens):

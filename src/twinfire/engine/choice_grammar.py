@@ -7,7 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from twinfire.artifacts.token_grammar import AllowedTokens, CompiledGrammar
+from twinfire.engine.drafters.drafter import Draft
 from twinfire.protocol.errors import InvalidRequest
+
+GRAMMAR_SOURCE = "grammar"
+"""Of drafts that a grammar leaves no choice for."""
+_FORCED_CONFIDENCE = 0.9
+"""The model may write the same text in other tokens."""
 
 
 class ChoiceGrammar:
@@ -39,6 +45,18 @@ class ChoiceGrammar:
         else:
             np.bitwise_and.at(row, self._ending_words, ~self._ending_bits)
         return row
+
+    def fit(self, draft: Draft, limit: int) -> Draft:
+        """Return a draft that the grammar allows, of at most `limit` tokens.
+
+        Text that must come is drafted whoever guesses otherwise, in its usual tokens; else `draft`
+        is cut where it breaks the grammar.
+        """
+        forced = self._matcher.forced()[:limit]
+        if forced:
+            return Draft(forced, [_FORCED_CONFIDENCE] * len(forced), GRAMMAR_SOURCE)
+        count = self._matcher.num_allowed(draft.token_ids)
+        return Draft(draft.token_ids[:count], draft.confidences[:count], draft.source)
 
     def accept(self, token_id: int) -> bool:
         """Add a drawn token that does not end the choice; False when the grammar broke down."""
