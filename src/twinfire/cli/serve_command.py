@@ -116,6 +116,7 @@ def _worker_config(options: ServeOptions, resolved: ResolvedModel) -> WorkerConf
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         speculate=options.speculate,
+        device=options.device,
         threads=options.threads,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,

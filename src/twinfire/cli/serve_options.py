@@ -11,6 +11,7 @@ from twinfire.artifacts.env import Env
 from twinfire.cli.access_options import AccessOptions, access_options, add_access_arguments
 from twinfire.cli.alias_option import add_alias_argument, parse_aliases
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.cli.device_option import add_device_argument
 from twinfire.cli.speculate_option import add_speculate_argument
 from twinfire.cli.tracing_option import add_tracing_argument, checked_endpoint
 from twinfire.gateway.settings import WorkersAiStreams
@@ -54,6 +55,7 @@ class ServeOptions:
     quantization: Quantization
     kv_cache_dtype: KvCacheDtype
     speculate: str
+    device: str
     threads: int | None
     weight_cache_dir: Path | None
     weight_cache_bytes: int
@@ -188,6 +190,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="keys and values; int8 halves their memory (default: what the model computes in)",
     )
     add_speculate_argument(group)
+    add_device_argument(group)
     group.add_argument(
         "--backend",
         choices=["auto", "native", "torch"],
@@ -245,6 +248,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         quantization=args.quantization,
         kv_cache_dtype=args.kv_cache_dtype,
         speculate=args.speculate,
+        device=args.device,
         threads=args.threads,
         weight_cache_dir=_weight_cache_dir(args),
         weight_cache_bytes=args.weight_cache_size,

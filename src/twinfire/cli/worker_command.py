@@ -10,6 +10,7 @@ from twinfire.artifacts.aliases import DEFAULT_ALIAS
 from twinfire.artifacts.env import Env
 from twinfire.artifacts.model_store import resolve_model
 from twinfire.cli.byte_size import parse_byte_size
+from twinfire.cli.device_option import add_device_argument
 from twinfire.cli.pull_progress import pull_progress
 from twinfire.cli.scale_command import ROLES
 from twinfire.cli.speculate_option import add_speculate_argument
@@ -45,6 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--threads", type=int)
     parser.add_argument("--quantization", choices=["auto", "none", "int8", "int4"], default="auto")
     add_speculate_argument(parser)
+    add_device_argument(parser)
     parser.add_argument("--kv-cache-memory", type=parse_byte_size, metavar="SIZE")
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     parser.add_argument("--served-model-name", metavar="NAME")
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         quantization=args.quantization,
         speculate=args.speculate,
+        device=args.device,
         kv_cache_bytes=args.kv_cache_memory,
         max_model_len=args.max_model_len,
         weight_cache_dir=str(Env.read().cache_dir / "packed-weights"),

@@ -40,6 +40,7 @@ from twinfire.protocol.worker_config import (
     KvCacheDtype,
     Quantization,
     TlsFiles,
+    parse_device,
 )
 
 _OF_EXTERNAL_MODELS = ("names", "external")
@@ -108,6 +109,8 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: KvCacheDtype = "auto"
     speculate: str = "off"
     """How every worker guesses tokens ahead, as after `--speculate`."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N: what every worker computes on."""
     max_model_len: int | None = None
     tool_parser: str = "auto"
     """How tool calls are read: a form's name, `auto` or `none`."""
@@ -217,6 +220,10 @@ def _check_pools(model: ModelTable, where: str, *, takes_others: bool) -> None:
     try:
         parse_speculation(model.speculate)
     except InvalidRequest as fault:
+        raise InvalidRequest(f"{where}.{fault}") from None
+    try:
+        parse_device(model.device)
+    except ValueError as fault:
         raise InvalidRequest(f"{where}.{fault}") from None
     for role, pool in model.pools():
         if pool.count < 0:

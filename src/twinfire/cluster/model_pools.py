@@ -102,6 +102,7 @@ def worker_config(base: WorkerConfig, table: ModelTable, resolved: ResolvedModel
         quantization=table.quantization,
         kv_cache_dtype=table.kv_cache_dtype,
         speculate=table.speculate,
+        device=table.device,
         max_model_len=table.max_model_len,
         connector=table.connector,
     )

@@ -11,8 +11,10 @@ from pathlib import Path
 from twinfire.cache.kv_group import KvLayout
 from twinfire.protocol.errors import MemoryTooSmall
 
-DEFAULT_KV_FRACTION = 0.25
-"""Share of the available memory that KV takes unless told otherwise."""
+HOST_KV_FRACTION = 0.25
+"""Share of a host's available memory that KV takes unless told otherwise."""
+DEVICE_KV_FRACTION = 0.85
+"""Share of what is free on a device of the worker's own; the rest is for activations."""
 
 _NO_LIMIT = 1 << 60
 
@@ -33,11 +35,12 @@ def num_kv_blocks(
     max_model_len: int,
     max_num_seqs: int,
     available_bytes: int,
+    kv_fraction: float = HOST_KV_FRACTION,
 ) -> int:
     """Return the number of blocks to allocate.
 
-    Without an explicit size: a quarter of what is available, no more than all sequences could use,
-    and no less than one full sequence. MemoryTooSmall when one sequence does not fit.
+    Without an explicit size: `kv_fraction` of what is available, no more than all sequences could
+    use, and no less than one full sequence. MemoryTooSmall when one sequence does not fit.
     """
     blocks_per_sequence = -(-max_model_len // layout.block_size)
     least_bytes = blocks_per_sequence * layout.bytes_per_block
@@ -45,7 +48,7 @@ def num_kv_blocks(
         budget = kv_cache_bytes
         source = "the KV cache size given"
     else:
-        budget = max(int(available_bytes * DEFAULT_KV_FRACTION), least_bytes)
+        budget = max(int(available_bytes * kv_fraction), least_bytes)
         budget = min(budget, available_bytes)
         source = "the memory available"
     blocks = min(budget // layout.bytes_per_block, blocks_per_sequence * max_num_seqs)

@@ -113,6 +113,12 @@ class TorchRunner:
         self._kv.import_blocks(block_ids, content)
 
 
+def free_device_bytes(device: str) -> int:
+    """Return what is free of a CUDA device's memory."""
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    return int(free)
+
+
 @torch.inference_mode()
 def load_torch_runner(
     config: ModelConfig,
@@ -134,8 +140,9 @@ def load_torch_runner(
     target, element = torch.device(device), torch_dtype(dtype)
     if target.type == "cpu" and dtype == "f16":
         raise ModelError("dtype f16 needs a GPU; on CPU use bf16 or f32")
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {device!r} was asked for and torch sees no CUDA device")
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ModelError(f"device {device!r} was asked for and torch sees {count} CUDA devices")
     torch.set_num_threads(num_threads)
     exact = target.type == "cpu" and element == torch.float32
     numerics: Numerics = ExactNumerics() if exact else FastNumerics(target, element)

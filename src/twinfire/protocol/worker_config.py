@@ -36,6 +36,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "mixed"
     dtype: Dtype = "auto"
     """auto is bf16; on torch f32 where the weights are."""
+    device: str = "cpu"
+    """cpu, or cuda or cuda:N, which takes torch (`parse_device`)."""
     backend: Backend = "auto"
     """auto is native wherever the native kernels can do what is asked."""
     quantization: Quantization = "auto"
@@ -77,6 +79,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the worker ends when its standard input closes, as it does when its parent ends."""
     faults: str = ""
     """Fault points to arm, for tests (`transfer.fault_points`)."""
+
+
+def parse_device(text: str) -> str:
+    """Return `text` if it names a device; ValueError says what does."""
+    kind, colon, index = text.partition(":")
+    if (kind == "cpu" and not colon) or (kind == "cuda" and (not colon or index.isdigit())):
+        return text
+    raise ValueError(f"device is {text!r}; it must be cpu, cuda or cuda:N")
 
 
 def encode_worker_config(config: WorkerConfig) -> str:

@@ -15,6 +15,11 @@ from twinfire.artifacts.checkpoint import Checkpoint
 from twinfire.artifacts.content_key import content_key
 from twinfire.artifacts.draft_head import DraftHead
 from twinfire.engine.cpus import usable_cores
+from twinfire.engine.memory import (
+    DEVICE_KV_FRACTION,
+    HOST_KV_FRACTION,
+    available_memory_bytes,
+)
 from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.kernels.sampling_ops import SamplingOps
 from twinfire.protocol.errors import ModelError
@@ -42,6 +47,10 @@ class Backend:
     """What the model computes in, for people and for peers that compare."""
     kernel_version: str
     """Changes whenever the same weights and tokens give other results."""
+    available_bytes: Callable[[], int] = available_memory_bytes
+    """Memory that the KV cache may be taken of, where the model computes."""
+    kv_fraction: float = HOST_KV_FRACTION
+    """Share of it that is taken unless told otherwise."""
     save_weights: Callable[[Callable[[], None]], None] = _nothing_to_save
     """Keeps for the next start what this one has packed; calls back every few megabytes."""
 
@@ -68,6 +77,8 @@ def load_backend(
 
 
 def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None:
+    if config.device != "cpu":
+        return f"device {config.device} takes torch"
     if config.dtype in ("f32", "f16"):
         return f"dtype {config.dtype} is not one that the native kernels compute in"
     head_dim = checkpoint.config.head_dim
@@ -99,7 +110,7 @@ def _native_backend(
         NativeSamplingOps(),
         runner.weight_format,
         f"native-{kernel_version}",
-        runner.save_weights,
+        save_weights=runner.save_weights,
     )
 
 
@@ -128,7 +139,7 @@ def _torch_backend(
         )
     progress("importing torch", 0, 0)
     try:
-        from twinfire.engine.torch_runner import load_torch_runner
+        from twinfire.engine.torch_runner import free_device_bytes, load_torch_runner
         from twinfire.kernels.torch.sampling import TorchSamplingOps
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -144,9 +155,20 @@ def _torch_backend(
         dtype=dtype,
         num_threads=config.threads or usable_cores(),
         progress=progress,
+        device=config.device,
         head=head,
     )
-    return Backend(runner, TorchSamplingOps(), dtype, torch_kernel_version(dtype))
+    kernel_version = torch_kernel_version(dtype)
+    if config.device == "cpu":
+        return Backend(runner, TorchSamplingOps(), dtype, kernel_version)
+    return Backend(
+        runner,
+        TorchSamplingOps(),
+        dtype,
+        f"{kernel_version}-cuda",
+        available_bytes=lambda: free_device_bytes(config.device),
+        kv_fraction=DEVICE_KV_FRACTION,
+    )
 
 
 def _torch_dtype(config: WorkerConfig, checkpoint: Checkpoint) -> str:

@@ -19,7 +19,7 @@ from twinfire.artifacts.grammar_compiler import GrammarCompiler
 from twinfire.artifacts.token_grammar import TokenGrammar
 from twinfire.cache.kv_group import KvLayout
 from twinfire.engine.engine import Engine
-from twinfire.engine.memory import available_memory_bytes, num_kv_blocks
+from twinfire.engine.memory import num_kv_blocks
 from twinfire.engine.runner import LoadProgress, Runner
 from twinfire.engine.sampler import Sampler
 from twinfire.protocol.errors import ModelError
@@ -74,7 +74,8 @@ def build_engine(
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        available_bytes=available_memory_bytes(),
+        available_bytes=backend.available_bytes(),
+        kv_fraction=backend.kv_fraction,
     )
     runner.init_kv(num_blocks)
     scheduler_config = _scheduler_config(
