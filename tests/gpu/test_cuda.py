@@ -94,6 +94,6 @@ def test_half_precision_stays_near_the_reference(dtype: str) -> None:
 
 @pytest.mark.parametrize("method", ["suffix", "eagle3", "hybrid"])
 def test_drafts_hardly_change_a_token_in_float32(method: str) -> None:
-    """Rows of other batch sizes may differ in the last bit there, so near ties may fall otherwise."""
+    """Batches of other sizes may differ in the last bit there: near ties fall otherwise."""
     drafted = answers("cuda", "f32", f"{method}:adaptive=false")
     assert agreement(drafted, answers("cuda", "f32")) > 0.9

@@ -32,7 +32,7 @@ def test_what_is_no_device(device: str) -> None:
 def test_a_cluster_file_names_the_field(tmp_path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text("[model]\ndevice = 'gpu'\n")
-    with pytest.raises(InvalidRequest, match="model.device is 'gpu'"):
+    with pytest.raises(InvalidRequest, match=r"model\.device is 'gpu'"):
         read_cluster_file(path)
 
 

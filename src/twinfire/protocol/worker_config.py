@@ -84,7 +84,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def parse_device(text: str) -> str:
     """Return `text` if it names a device; ValueError says what does."""
     kind, colon, index = text.partition(":")
-    if (kind == "cpu" and not colon) or (kind == "cuda" and (not colon or index.isdigit())):
+    is_cpu = kind == "cpu" and not colon
+    is_cuda = kind == "cuda" and (not colon or index.isdecimal())
+    if is_cpu or is_cuda:
         return text
     raise ValueError(f"device is {text!r}; it must be cpu, cuda or cuda:N")
 
