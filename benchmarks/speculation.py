@@ -125,7 +125,8 @@ def main() -> int:
 async def measure(options: Options) -> SpeculationReport:
     started_at, load_before = now(), os.getloadavg()[0]
     await check_calm(options.max_foreign_cpu)
-    screenings = await screen_all(options)
+    candidates = {family: FAMILIES[family].make() for family in options.families}
+    screenings = await screen_all(options, candidates)
     runs: list[ScenarioRun] = []
     versions: dict[str, str] = {}
     thrown_away = 0
@@ -133,7 +134,7 @@ async def measure(options: Options) -> SpeculationReport:
         for column in options.columns:
             if index >= (options.rounds if column.engine == "twinfire" else options.peer_rounds):
                 continue
-            parts = parts_of(options, column, screenings[column.format])
+            parts = parts_of(options, column, candidates, screenings[column.format])
             for attempt in range(options.retries + 1):
                 note(f"round {index + 1}: {column.name}, {len(parts)} scenarios")
                 measured = await run_parts(options, column, index, parts, versions)
@@ -163,13 +164,14 @@ async def measure(options: Options) -> SpeculationReport:
     )
 
 
-async def screen_all(options: Options) -> dict[str, dict[str, Screening]]:
+async def screen_all(
+    options: Options, candidates: dict[str, list[Task]]
+) -> dict[str, dict[str, Screening]]:
     """Return which tasks are used, by format; what was found before is taken from the file."""
     known: dict[str, dict[str, Screening]] = {}
     if options.kept.exists():
         known = msgspec.json.decode(options.kept.read_bytes(), type=dict[str, dict[str, Screening]])
     wanted = {family: sum(options.sizes[family]) for family in options.families}
-    candidates = {family: FAMILIES[family].make() for family in options.families}
     for column in options.columns:
         if column.engine != "twinfire" or column.method != "off":
             continue
@@ -201,13 +203,17 @@ async def screen_all(options: Options) -> dict[str, dict[str, Screening]]:
     }
 
 
-def parts_of(options: Options, column: Column, screenings: dict[str, Screening]) -> list[Part]:
+def parts_of(
+    options: Options,
+    column: Column,
+    candidates: dict[str, list[Task]],
+    screenings: dict[str, Screening],
+) -> list[Part]:
     parts: list[Part] = []
     for family in options.families:
         if family not in column.families:
             continue
-        tasks = {task.number: task for task in FAMILIES[family].make()}
-        kept = [tasks[number] for number in screenings[family].kept]
+        kept = [candidates[family][number] for number in screenings[family].kept]
         single, many = options.sizes[family]
         if kept[:single]:
             parts.append(Part(family, 1, kept[:single]))

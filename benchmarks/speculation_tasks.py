@@ -279,11 +279,11 @@ def _definitions(share: int, least_chars: int, most_chars: int, per_file: int = 
     """
     seen: set[str] = set()
     for text in islice(_sources(), share, None, 3):
-        found = 0
+        found, lines = 0, text.split("\n")
         for node in ast.parse(text).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or found == per_file:
                 continue
-            code = ast.get_source_segment(text, node) or ""
+            code = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             if (
                 least_chars <= len(code) <= most_chars
                 and code not in seen
