@@ -30,9 +30,9 @@ from pathlib import Path
 
 import aiohttp
 import uvicorn
-from starlette.types import Receive, Scope, Send
 
-from twinfire.gateway.exchange import Exchange
+from twinfire.gateway.app import create_app_of_models
+from twinfire.gateway.external.external_models import ExternalModels
 from twinfire.gateway.external.external_pool import ExternalPool
 from twinfire.gateway.external.external_table import ExternalTable
 from twinfire.gateway.settings import GatewaySettings
@@ -162,15 +162,9 @@ def tail(log: Path) -> str:
 @asynccontextmanager
 async def gateway(table: ExternalTable) -> AsyncIterator[tuple[str, ExternalPool]]:
     pool = ExternalPool((PUBLIC,), table)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        async def work(exchange: Exchange) -> None:
-            await exchange.read_body()
-            await pool.handle(exchange, scope["path"])
-
-        await Exchange(scope, receive, send, GatewaySettings()).run(work)
-
-    await pool.start()
+    external = ExternalModels([pool])
+    app = create_app_of_models(GatewaySettings(), [], external=external)
+    await external.start()
     config = uvicorn.Config(app, port=0, lifespan="off", log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -182,7 +176,7 @@ async def gateway(table: ExternalTable) -> AsyncIterator[tuple[str, ExternalPool
     finally:
         server.should_exit = True
         await serving
-        await pool.close()
+        await external.close()
 
 
 async def check(

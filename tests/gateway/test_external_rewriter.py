@@ -41,7 +41,8 @@ STREAM = (
 @given(st.lists(st.integers(1, len(STREAM) - 1)))
 def test_any_cut_gives_the_same_events(cuts: list[int]) -> None:
     marks = [0, *sorted(set(cuts)), len(STREAM)]
-    rewriter = SseRewriter(edits(is_split=True, cached_tokens=3))
+    counted = edits(is_split=True, cached_tokens=3)
+    rewriter = SseRewriter(counted)
     pieces = [rewriter.feed(STREAM[a:b]) for a, b in pairwise(marks)]
     assert all(piece == b"" or piece.endswith((b"\n\n", b"\r\n\r\n")) for piece in pieces)
     whole = SseRewriter(edits(is_split=True, cached_tokens=3))
@@ -50,7 +51,9 @@ def test_any_cut_gives_the_same_events(cuts: list[int]) -> None:
     assert rewriter.is_done
     assert "双子".encode() in output
     assert b"own" not in output
-    assert b'"cached_tokens":3' in output
+    assert b"usage" not in output
+    assert b'"cached_tokens":3' in counted.closing_event()
+    assert b"own" not in counted.closing_event()
     assert output.startswith(b": hello\n\n")
 
 
@@ -95,10 +98,23 @@ def test_a_text_that_says_error_is_no_error() -> None:
 
 
 def test_a_count_that_nobody_made_is_not_told() -> None:
-    stream = event(id="x", choices=[], usage=USAGE)
-    output = SseRewriter(edits(is_split=True)).feed(stream)
-    assert json.loads(output[6:])["usage"]["prompt_tokens_details"] is None
-    assert SseRewriter(edits()).feed(stream) == stream
+    usages = []
+    for is_split in (True, False):
+        one = edits(is_split=is_split)
+        assert SseRewriter(one).feed(event(id="x", choices=[], usage=USAGE)) == b""
+        usages.append(json.loads(one.closing_event()[6:])["usage"])
+    assert usages == [{**USAGE, "prompt_tokens_details": None}, USAGE]
+
+
+def test_usage_goes_only_to_those_who_ask() -> None:
+    stream = event(id="x", **chunk("a", role="assistant"), usage=USAGE)
+    assert SseRewriter(edits(shows_usage_so_far=True)).feed(stream) == stream
+    without = json.loads(SseRewriter(edits()).feed(stream)[6:])
+    assert without == {"id": "x", **chunk("a", role="assistant")}
+    silent = edits(shows_usage=False)
+    SseRewriter(silent).feed(event(id="x", choices=[], usage=USAGE))
+    assert silent.closing_event() == b""
+    assert silent.meter.billed_counts == (9, 8, 0, 0)
 
 
 def test_each_choice_gets_its_role_once() -> None:

@@ -91,7 +91,8 @@ def test_both_legs_are_shaped_and_the_answer_tells_the_truth() -> None:
         (given,) = here.decode[0].bodies
         params = given.pop("kv_transfer_params")
         assert params["remote_engine_id"] == here.prefill[0].engine_id
-        changed = {"model": "engine-model"}
+        all_usage = {"include_usage": True, "continuous_usage_stats": True}
+        changed = {"model": "engine-model", "stream_options": all_usage}
         assert given == {k: v for k, v in body.items() if k != "kv_transfer_params"} | changed
         assert here.decode[0].headers[0]["x-request-id"] == "abc"
         events = answer.events()

@@ -70,11 +70,13 @@ class ExternalGateway:
 
 
 @asynccontextmanager
-async def external_gateway(table: ExternalTable) -> AsyncIterator[ExternalGateway]:
+async def external_gateway(
+    table: ExternalTable, settings: GatewaySettings | None = None
+) -> AsyncIterator[ExternalGateway]:
     pool = ExternalPool(("public",), table)
     external = ExternalModels([pool])
     own = HostedModel.of(ServedModel(("t",), byte_text_side()), ScriptedBackend())
-    app = create_app_of_models(GatewaySettings(), [own], external=external)
+    app = create_app_of_models(settings or GatewaySettings(), [own], external=external)
     server = GatewayServer(app, bind_socket("127.0.0.1", 0))
     async with AsyncExitStack() as stack:
         await external.start()

@@ -149,6 +149,13 @@ class MockVllm:
             if params.get("do_remote_decode") and wanted == 1 and finish == "length":
                 answer["kv_transfer_params"] = self._hold(num_prompt)
             return web.json_response(answer)
+
+        def usage_so_far(body: dict, number: int) -> dict:
+            if not (body.get("stream_options") or {}).get("continuous_usage_stats"):
+                return {}
+            counts = {"prompt_tokens": num_prompt, "completion_tokens": number + 1}
+            return {"usage": counts | {"total_tokens": num_prompt + number + 1}}
+
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         head = {
@@ -178,7 +185,7 @@ class MockVllm:
             for i in range(n):
                 text = {"delta": {"content": word}} if chat else {"text": word}
                 choice = {"index": i, **text, "finish_reason": last}
-                await send(response, {**head, "choices": [choice]})
+                await send(response, {**head, "choices": [choice], **usage_so_far(body, number)})
         if (body.get("stream_options") or {}).get("include_usage"):
             await send(response, {**head, "choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")

@@ -106,7 +106,8 @@ def _routes(gateway: Gateway, database: Database) -> list[Route]:
 
     def generation(path: str, own: Handler) -> Route:
         is_alone = len(gateway.model_names) == 1
-        handler = gateway.external.before(path, own, takes_unnamed=is_alone)
+        admit = gateway.accounting.admit
+        handler = gateway.external.before(path, own, admit, takes_unnamed=is_alone)
         return route(path, "POST", handler, guarded=True)
 
     def message(path: str, handler: Handler) -> Route:

@@ -111,7 +111,7 @@ class RequestLog:
                 num_attempts=route.num_attempts if route else 0,
                 num_resumes=route.num_resumes if route else 0,
                 ttft_s=record.ttft_s,
-                first_token_parts=meter.first_token_parts if meter else {},
+                first_token_parts=dict(meter.first_token_parts) if meter else {},
                 traceparent=bill.traceparent,
             )
         )

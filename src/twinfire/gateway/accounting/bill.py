@@ -18,11 +18,11 @@ from twinfire.accounts.usage_record import Outcome, UsageRecord
 from twinfire.gateway.accounting.identity import Identity
 
 if TYPE_CHECKING:
+    from twinfire.gateway.accounting.meter import Meter
     from twinfire.gateway.backends.route_record import RouteRecord
-    from twinfire.gateway.request_meter import RequestMeter
 
 _CLIENT_LEFT_STATUS = 499
-_REFUSED_STATUS = 429
+_REFUSED_STATUSES = (400, 404, 413, 422, 429)
 _MAX_TEXT_CHARS = 300
 
 
@@ -57,12 +57,12 @@ class Bill:
     """The client's trace, as its header named it."""
     arrival_s: float = field(default_factory=time.monotonic)
     """On the monotonic clock."""
-    meter: RequestMeter | None = None
+    meter: Meter | None = None
     route: Callable[[], RouteRecord | None] = lambda: None
     record_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     is_open: bool = True
 
-    def follow(self, meter: RequestMeter, route: Callable[[], RouteRecord | None]) -> None:
+    def follow(self, meter: Meter, route: Callable[[], RouteRecord | None]) -> None:
         """Bill what `meter` counts from now on."""
         self.meter = meter
         self.route = route
@@ -91,8 +91,9 @@ class Bill:
             return
         outcome: Outcome = "cancelled" if fault is None else "failed"
         record = self._record(outcome, status or _CLIENT_LEFT_STATUS, fault or "")
-        if status != _REFUSED_STATUS:
-            # What the workers had no room for never began.
+        has_begun = self.meter is not None and self.meter.num_billed_tokens > 0
+        if status not in _REFUSED_STATUSES or has_begun:
+            # What the workers had no room for, or found wrong, never began.
             self.submit(record)
         self._end(record)
 

@@ -1,7 +1,7 @@
 """What an engine's answer must say that the engine cannot know: id, model and cached tokens.
 
-Works on one JSON object, whole or a stream's chunk; returns the very bytes it got where nothing
-has to change.
+Works on one JSON object, whole or a stream's chunk; a chunk keeps its very bytes where nothing has
+to change. The usage is written last, when the cost is known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from twinfire.accounts.prices import NANOS
+from twinfire.gateway.external.answer_meter import AnswerMeter
 from twinfire.gateway.external.external_job import ExternalJob, Fields, raw_json
 
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -45,20 +47,70 @@ class AnswerEdits:
     """Whether another engine computed the prompt, whose count of cached tokens is the true one."""
     cached_tokens: int | None = None
     """That count, None while or where it is not known."""
+    shows_usage: bool = True
+    """Whether the client asked for a stream's usage, which is always asked of the engine."""
+    shows_usage_so_far: bool = False
+    """Whether with every chunk."""
+    meter: AnswerMeter = field(default_factory=AnswerMeter)
     _begun: set[int] = field(default_factory=set)
+    _closing: Fields | None = None
 
     @classmethod
-    def of(cls, job: ExternalJob) -> AnswerEdits:
-        """Return the edits for the answer to `job`."""
+    def of(cls, job: ExternalJob, meter: AnswerMeter, *, is_split: bool) -> AnswerEdits:
+        """Return the edits for the answer to `job`, which `meter` counts."""
         return cls(
             _quoted(job.answer_id),
             _quoted(job.public_name),
             job.is_chat and job.is_stream,
             job.num_choices,
+            is_split,
+            shows_usage=job.shows_usage,
+            shows_usage_so_far=job.shows_usage_so_far,
+            meter=meter,
         )
 
-    def apply(self, content: bytes) -> bytes:
-        """Return the object as the client gets it. EngineError, NotJson."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self.meter.num_finished >= self.num_choices
+
+    def chunk(self, content: bytes) -> bytes:
+        """Return a stream's chunk as the client gets it, b"" for nothing. EngineError, NotJson.
+
+        The chunk that has only the usage is kept for `closing_event`.
+        """
+        fields, changed = self._read(content)
+        if not _is_given(fields.get("usage")):
+            return msgspec.json.encode(fields) if changed else content
+        if not _has_entries(fields.get("choices")):
+            self._closing = fields
+            return b""
+        if self.shows_usage_so_far:
+            changed |= self._edit_usage(fields)
+        else:
+            del fields["usage"]
+            changed = True
+        return msgspec.json.encode(fields) if changed else content
+
+    def closing_event(self) -> bytes:
+        """Return the event with the usage, b"" where the client or the engine wants none."""
+        if self._closing is None or not self.shows_usage:
+            return b""
+        self._edit_usage(self._closing)
+        return b"data: " + msgspec.json.encode(self._closing) + b"\n\n"
+
+    def read_whole(self, content: bytes) -> Fields:
+        """Return a whole answer, counted and edited but for its usage. EngineError, NotJson."""
+        fields, _ = self._read(content)
+        return fields
+
+    def whole(self, fields: Fields) -> bytes:
+        """Return the answer of `read_whole` with its usage, as the client gets it."""
+        self._edit_usage(fields)
+        return msgspec.json.encode(fields)
+
+    def _read(self, content: bytes) -> tuple[Fields, bool]:
+        """Return the object's fields and whether any of them was changed."""
         try:
             fields = _FIELDS.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -69,8 +121,8 @@ class AnswerEdits:
         changed |= self._replace(fields, "model", self.model)
         changed |= fields.pop("kv_transfer_params", None) is not None
         changed |= self._edit_choices(fields)
-        changed |= self._edit_usage(fields)
-        return msgspec.json.encode(fields) if changed else content
+        self.meter.read(fields)
+        return fields, changed
 
     @staticmethod
     def _replace(fields: Fields, name: str, value: bytes) -> bool:
@@ -113,9 +165,18 @@ class AnswerEdits:
         return True
 
     def _edit_usage(self, fields: Fields) -> bool:
-        if not self.is_split or not _is_given(fields.get("usage")):
+        if not _is_given(fields.get("usage")):
             return False
         usage = _FIELDS.decode(fields["usage"])
+        changed = self.is_split and self._edit_cached_tokens(usage)
+        if self.meter.cost_nanos is not None:
+            usage["cost"] = raw_json(self.meter.cost_nanos / NANOS)
+            changed = True
+        if changed:
+            fields["usage"] = raw_json(usage)
+        return changed
+
+    def _edit_cached_tokens(self, usage: Fields) -> bool:
         details = usage.get("prompt_tokens_details")
         if self.cached_tokens is None:
             # Only the decoding engine counted, and it counts every block it was sent.
@@ -128,7 +189,6 @@ class AnswerEdits:
             if bytes(known.get("cached_tokens", Raw(b""))) == count:
                 return False
             usage["prompt_tokens_details"] = raw_json(known | {"cached_tokens": Raw(count)})
-        fields["usage"] = raw_json(usage)
         return True
 
 
@@ -169,6 +229,10 @@ def _engine_error(raw: Raw) -> EngineError:
 
 def _quoted(text: str) -> bytes:
     return msgspec.json.encode(text)
+
+
+def _has_entries(raw: Raw | None) -> bool:
+    return _is_given(raw) and bytes(raw or b"").translate(None, b" \t\r\n") != b"[]"
 
 
 def _is_given(raw: Raw | None) -> bool:

@@ -30,6 +30,11 @@ _TRANSFER_FIELDS = (
 )
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
 class _Shape(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
@@ -41,8 +46,10 @@ class _Shape(msgspec.Struct):
     prompt_logprobs: int | None = None
     prompt: Raw = Raw(b"null")
     prompt_cache_key: str | None = None
+    stream_options: _StreamOptions | None = None
 
 
+_ALL_USAGE = {"include_usage": Raw(b"true"), "continuous_usage_stats": Raw(b"true")}
 _DECODER = msgspec.json.Decoder(_Shape)
 _FIELDS_DECODER = msgspec.json.Decoder(Fields)
 
@@ -72,6 +79,10 @@ class ExternalJob:
     max_tokens: int
     session: str | None
     """As the client named it, in a header or as `prompt_cache_key`."""
+    shows_usage: bool = True
+    """Whether the client asked for a stream's usage, which the engines are always asked for."""
+    shows_usage_so_far: bool = False
+    """Whether with every chunk."""
 
     def with_fields(self, changes: Fields, without: tuple[str, ...] = ()) -> bytes:
         """Return the body with `changes` and without some fields."""
@@ -95,7 +106,8 @@ def read_job(
     for name in _TRANSFER_FIELDS:
         fields.pop(name, None)
     body = exchange.body
-    if len(fields) != given or shape.model != engine_model:
+    options = _asked_usage(shape, fields)
+    if len(fields) != given or shape.model != engine_model or shape.stream:
         fields["model"] = raw_json(engine_model)
         body = msgspec.json.encode(fields)
     num_prompts = _num_prompts(shape.prompt)
@@ -116,7 +128,25 @@ def read_job(
         num_prompt_tokens=max(1, len(body) // BYTES_PER_TOKEN),
         max_tokens=shape.max_completion_tokens or shape.max_tokens or DEFAULT_MAX_TOKENS,
         session=read_session(exchange.headers, shape.prompt_cache_key),
+        shows_usage=options.include_usage is True,
+        shows_usage_so_far=(
+            options.include_usage is True and options.continuous_usage_stats is True
+        ),
     )
+
+
+def _asked_usage(shape: _Shape, fields: Fields) -> _StreamOptions:
+    """Return what the client asked for, and ask the engine for all of it in a stream.
+
+    A stream that ends before its time is billed by what the last chunk said.
+    """
+    if not shape.stream:
+        return _StreamOptions(include_usage=True)
+    given: Fields = {}
+    if shape.stream_options is not None:
+        given = _FIELDS_DECODER.decode(fields["stream_options"])
+    fields["stream_options"] = raw_json(given | _ALL_USAGE)
+    return shape.stream_options or _StreamOptions()
 
 
 def _num_prompts(prompt: Raw) -> int:

@@ -15,7 +15,7 @@ from twinfire.gateway.exchange import Exchange
 from twinfire.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twinfire.gateway.external.external_pool import ExternalPool
+    from twinfire.gateway.external.external_pool import Admit, ExternalPool
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -58,10 +58,13 @@ class ExternalModels:
         """Leave them alone."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    def before(self, path: str, own: Handler, *, takes_unnamed: bool = False) -> Handler:
+    def before(
+        self, path: str, own: Handler, admit: Admit, *, takes_unnamed: bool = False
+    ) -> Handler:
         """Return a handler of `path` that leaves to `own` whatever names no external model.
 
-        With `takes_unnamed` a request that names none is for the one external model.
+        `admit` takes the limits of accounts. With `takes_unnamed` a request that names no model is
+        for the one external model.
         """
         if not self.pools:
             return own
@@ -70,7 +73,7 @@ class ExternalModels:
         async def handle(exchange: Exchange) -> None:
             name = _model_name(exchange.body)
             pool = self._by_name.get(name) if name else unnamed
-            await (own(exchange) if pool is None else pool.handle(exchange, path))
+            await (own(exchange) if pool is None else pool.handle(exchange, path, admit))
 
         return handle
 

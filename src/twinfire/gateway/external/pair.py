@@ -75,21 +75,28 @@ class Attempts:
 
 
 class SplitAnswer:
-    """An answer under way. `cached_tokens` is the prefill engine's count, once known."""
+    """An answer under way; `prefill_server` computed its prompt, None for the decode leg's own.
+
+    `cached_tokens` is the prefill engine's count, once known.
+    """
 
     def __init__(
         self,
         decode: Leg,
         *,
-        is_split: bool = False,
+        prefill_server: EngineServer | None = None,
         cached_tokens: int | None = None,
         prefill: asyncio.Task[int | None] | None = None,
     ) -> None:
         self.decode = decode
-        self.is_split = is_split
+        self.prefill_server = prefill_server
         self._cached_tokens = cached_tokens
         self._prefill = prefill
-        self._is_settled = False
+
+    @property
+    def is_split(self) -> bool:
+        """Whether two engines answer."""
+        return self.prefill_server is not None
 
     @property
     def cached_tokens(self) -> int | None:
@@ -109,12 +116,8 @@ class SplitAnswer:
         return await self._raced(self.decode.read_all())
 
     async def settle_prefill(self, limit_s: float) -> None:
-        """Let the prompt's own answer arrive, as it does about when its first token does.
-
-        Waits once only: a stream may tell its usage with every token.
-        """
-        if self._prefill is not None and not self._is_settled:
-            self._is_settled = True
+        """Let the prompt's own answer arrive, as it does about when its first token does."""
+        if self._prefill is not None:
             await asyncio.wait({self._prefill}, timeout=limit_s)
 
     def close(self) -> None:

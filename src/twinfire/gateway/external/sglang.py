@@ -68,7 +68,7 @@ class SglangPair:
                 raise
             else:
                 engines.tallies.split += 1
-                return SplitAnswer(decode, is_split=True, prefill=prompt)
+                return SplitAnswer(decode, prefill_server=prefill_server, prefill=prompt)
 
     async def close(self) -> None:
         """Nothing is left behind."""

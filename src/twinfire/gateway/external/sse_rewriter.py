@@ -84,6 +84,8 @@ class SseRewriter:
         if data == b"[DONE]":
             self.is_done = True
             return b""
-        edited = self._edits.apply(data)
+        edited = self._edits.chunk(data)
+        if not edited:
+            return b""
         self.num_events += 1
         return line if edited is data else b"data: " + edited + line[len(content) :]

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from twinfire.gateway.external.answer_edits import cached_tokens_of
+from twinfire.gateway.external.engine_server import EngineServer
 from twinfire.gateway.external.external_job import (
     TOKEN_LIMITS,
     ExternalJob,
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 class HeldPrompt:
     """KV on a prefill engine, which holds it until somebody pulls it."""
 
+    server: EngineServer
     handle: Raw
     cached_tokens: int | None
 
@@ -90,7 +92,7 @@ class VllmPair:
             return SplitAnswer(await open_alone(engines, engines.decode, job, attempts))
         leg = await self._open_decode(job, held, attempts)
         engines.tallies.split += 1
-        return SplitAnswer(leg, is_split=True, cached_tokens=held.cached_tokens)
+        return SplitAnswer(leg, prefill_server=held.server, cached_tokens=held.cached_tokens)
 
     async def close(self) -> None:
         """Give up what is still being released."""
@@ -207,6 +209,6 @@ async def _ask_to_hold(leg: Leg, job: ExternalJob, body: bytes) -> HeldPrompt | 
         handle = answer.get(_HANDLE)
         if handle is None or bytes(handle) == b"null":
             return None
-        return HeldPrompt(Raw(bytes(handle)), cached_tokens_of(answer))
+        return HeldPrompt(leg.server, Raw(bytes(handle)), cached_tokens_of(answer))
     finally:
         leg.close()
