@@ -94,7 +94,7 @@ def observed(
         Scheduler(SchedulerConfig(**settings)),  # type: ignore[arg-type]
         runner(),
         Sampler(NativeSamplingOps()),
-        speculator=Speculator(watched, 8, lengths, costs, head),
+        speculator=Speculator(watched, 8, lengths, costs, head, vocab_size=VOCAB),
     )
     return engine, watched
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.engines import Answer, Collector, mock_engine, naive_answer
+from support.engines import VOCAB, Answer, Collector, mock_engine, naive_answer
 from support.grammar_vocabulary import (
     EOS_ID,
     GrammarVocabulary,
@@ -36,7 +36,11 @@ def always(drafter: Drafter) -> Speculator:
     """Verify every draft, whether it pays or not."""
     costs = StepCosts()
     return Speculator(
-        drafter, MAX_DRAFTS, DraftLengths(costs, MAX_DRAFTS, is_adaptive=False), costs
+        drafter,
+        MAX_DRAFTS,
+        DraftLengths(costs, MAX_DRAFTS, is_adaptive=False),
+        costs,
+        vocab_size=VOCAB,
     )
 
 

@@ -66,20 +66,43 @@ def test_a_draft_is_for_one_step():
     assert lengths(served.step()) == {1: (1, 0)}
 
 
-def test_every_decode_has_its_token_before_anyone_has_drafts_and_prompts_get_what_is_left():
+def test_every_token_that_is_certain_has_its_place_before_any_draft():
     served = server(max_num_batched_tokens=10)
     first, second = decoding(served, 3, 3)
-    served.submit(range(500, 530))
+    served.submit(range(500, 512))
     first.drafts = second.drafts = (1, 2, 3, 4, 5)
-    # 2 tokens and 5 drafts of the first, 3 of the second: nothing for the prompt.
-    assert lengths(served.step()) == {1: (6, 5), 2: (4, 3)}
-    first.drafts = (1, 2)
-    assert lengths(served.step()) == {1: (3, 2), 2: (1, 0), 3: (6, 0)}
+    assert lengths(served.step()) == {1: (1, 0), 2: (1, 0), 3: (8, 0)}
+    first.drafts = second.drafts = (1, 2, 3)
+    # The prompt's last 4 tokens leave 3 for the first and 1 for the second.
+    assert lengths(served.step()) == {1: (4, 3), 2: (2, 1), 3: (4, 0)}
     served.run()
 
 
+def test_prompts_that_cannot_begin_are_not_expected_in_the_next_step():
+    served = server(max_num_seqs=2)
+    decoding(served, 3, 3)
+    served.submit(range(500, 530))
+    assert served.scheduler.num_prefill_tokens_waiting == 30
+    assert served.scheduler.num_prompt_tokens_next == 0
+
+    served = server(num_blocks=10)
+    decoding(served, 8, max_tokens=20)
+    served.submit(range(500, 534), max_tokens=2)
+    assert served.scheduler.num_prompt_tokens_next == 0
+
+    served = server()
+    decoding(served, 8)
+    served.submit(range(500, 530))
+    assert served.scheduler.num_prompt_tokens_next == 30
+    served.step()
+    assert served.scheduler.num_prompt_tokens_next == 15
+    served.submit([*range(8), 1, 2, 3])
+    # Two blocks of the first prompt are found again.
+    assert served.scheduler.num_prompt_tokens_next == 15 + 3
+
+
 def test_drafts_take_no_block_that_a_running_prompt_still_needs():
-    served = server(num_blocks=10, max_num_batched_tokens=8)
+    served = server(num_blocks=10, long_prefill_threshold=4)
     (sequence,) = decoding(served, 4, max_tokens=20)
     served.submit(range(300, 330), max_tokens=2)
     served.step()

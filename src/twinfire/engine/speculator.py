@@ -6,6 +6,7 @@ Owns the contexts that drafters see, one for each sequence from its first draft 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Series
 
@@ -13,6 +14,7 @@ from twinfire.engine.drafters.draft_lengths import DraftLengths
 from twinfire.engine.drafters.drafter import Draft, DraftContext, Drafter
 from twinfire.engine.drafters.eagle3 import SOURCE as EAGLE3_SOURCE
 from twinfire.engine.drafters.eagle3 import Eagle3Drafter
+from twinfire.engine.drafters.guarded import GuardedDrafter
 from twinfire.engine.drafters.head_worth import HeadWorth
 from twinfire.engine.drafters.step_costs import StepCosts
 from twinfire.engine.request import Request
@@ -20,6 +22,8 @@ from twinfire.engine.verifier import Gain
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.step_plan import StepPlan
+
+log = logging.getLogger(__name__)
 
 
 class Speculator:
@@ -35,11 +39,18 @@ class Speculator:
         lengths: DraftLengths,
         costs: StepCosts,
         head: Eagle3Drafter | None = None,
+        worth: HeadWorth | None = None,
+        *,
+        vocab_size: int,
     ) -> None:
-        """`head` is the draft head that `drafter` is or asks, to be shown every step."""
-        self._drafter = drafter
+        """`head` is the draft head that `drafter` is or asks, to be shown every step.
+
+        It rests where `worth` says so; without, never.
+        """
+        self._drafter = GuardedDrafter(drafter)
         self._head = head
-        self._worth = HeadWorth()
+        self._worth = worth
+        self._vocab_size = vocab_size
         self._costs = costs
         self._max_drafts = max_drafts
         self._lengths = lengths
@@ -65,22 +76,25 @@ class Speculator:
         self._drafts.clear()
         self.leave_ended()
         decoding = scheduler.decoding()
-        drafted_for = [one for one in decoding if self._limit(one) > 0 and one in owners]
+        # What is drawn beyond a prompt's first token would have to be computed anew elsewhere.
+        drafted_for = [
+            one
+            for one in decoding
+            if self._limit(one) > 0 and one in owners and not owners[one].handed_over
+        ]
         if not drafted_for:
             return
         contexts = [self._context(one, owners[one]) for one in drafted_for]
         drafts = [
-            _fit_grammar(draft, context, owners[sequence])
+            _fit_grammar(self._known_tokens(draft), context, owners[sequence])
             for sequence, context, draft in zip(
                 drafted_for, contexts, self._drafter.propose(contexts), strict=True
             )
         ]
-        num_prompt_rows = min(
-            scheduler.num_prefill_tokens_waiting,
-            scheduler.config.max_num_batched_tokens - len(decoding),
-        )
-        num_others = len(decoding) - len(drafted_for) + max(0, num_prompt_rows)
-        lengths = self._lengths.choose(drafts, num_others)
+        num_free = scheduler.config.max_num_batched_tokens - len(decoding)
+        num_prompt_rows = min(scheduler.num_prompt_tokens_next, num_free)
+        num_others = len(decoding) - len(drafted_for) + num_prompt_rows
+        lengths = self._lengths.choose(drafts, num_others, num_free - num_prompt_rows)
         for sequence, draft, length in zip(drafted_for, drafts, lengths, strict=True):
             sequence.drafts = tuple(draft.token_ids[:length])
             if draft.token_ids:
@@ -96,8 +110,10 @@ class Speculator:
         if only_decodes:
             self._costs.note(plan.num_tokens, elapsed_s)
         if self._head is not None:
-            if only_decodes:
-                self._note_worth(self._head, plan)
+            # What a step beside prompts took and saved is not told apart, so neither counts.
+            spent_s = self._head.take_spent_s()
+            if only_decodes and spent_s and self._worth is not None:
+                self._note_worth(self._worth, plan, spent_s)
             self._follow(self._head, plan, gains)
 
     def leave_without_head(self, sequences: Series[Sequence]) -> None:
@@ -112,12 +128,16 @@ class Speculator:
             if not (gain.has_ended or gain.request.handed_over)
             and gain.choice.index == gain.rows.piece.sequence.key[2]
         }
-        if self._worth.pays(len(going_on)):
+        if self._worth is not None and not self._worth.pays(len(going_on)):
+            head.skip(plan)
+            return
+        try:
             head.follow(plan, going_on)
-        else:
+        except Exception:
+            log.exception("a draft head failed; what was computed now goes on without it")
             head.skip(plan)
 
-    def _note_worth(self, head: Eagle3Drafter, plan: StepPlan) -> None:
+    def _note_worth(self, worth: HeadWorth, plan: StepPlan, spent_s: float) -> None:
         """Weigh what the head's drafts saved in a step against what they took."""
         drafted = {
             piece.sequence: len(piece.drafts)
@@ -125,13 +145,10 @@ class Speculator:
             if (draft := self._drafts.get(piece.sequence)) is not None
             and draft.source == EAGLE3_SOURCE
         }
-        spent_s = head.take_spent_s()
-        if not spent_s:
-            return
         num_streams, num_rows = len(plan.slices), plan.num_tokens
         num_accepted = sum(self._num_right.get(sequence, 0) for sequence in drafted)
         plain_s = self._costs.seconds(num_rows - sum(drafted.values()))
-        self._worth.note(
+        worth.note(
             num_streams,
             num_accepted * self._costs.seconds(num_streams) / num_streams,
             spent_s + max(0.0, self._costs.seconds(num_rows) - plain_s),
@@ -152,6 +169,16 @@ class Speculator:
             judged = list(zip(draft.token_ids, gain.token_ids, strict=False))
             num_right = next((i for i, (a, b) in enumerate(judged) if a != b), len(judged))
             self._lengths.note_verdict(draft.source, draft.confidences[: len(judged)], num_right)
+
+    def _known_tokens(self, draft: Draft) -> Draft:
+        """Return a draft up to the first token that the model does not have.
+
+        A tokenizer may have more tokens than the model, and so may a client's prediction.
+        """
+        for count, token_id in enumerate(draft.token_ids):
+            if token_id >= self._vocab_size:
+                return Draft(draft.token_ids[:count], draft.confidences[:count], draft.source)
+        return draft
 
     def _limit(self, sequence: Sequence) -> int:
         # The last token of all is drawn and never computed.

@@ -106,9 +106,9 @@ class StepReporter:
             request = self._table.owners.get(piece.sequence)
             if request is None or request.prompt_done or not piece.is_live:
                 continue
-            furthest[request] = max(piece.end, furthest.get(request, 0))
+            furthest[request] = max(piece.known_end, furthest.get(request, 0))
             if request.handed_over:
-                self._outgoing.computed(request, piece.sequence, piece.end)
+                self._outgoing.computed(request, piece.sequence, piece.known_end)
         for request, num_tokens in furthest.items():
             progress = PrefillProgress(request.request_id, num_tokens)
             outputs[request.gateway_id].progress.append(progress)
@@ -126,7 +126,7 @@ class StepReporter:
                 if choice.finish_reason is None
             ]
             if request.handed_over:
-                self._outgoing.done(request, piece.sequence, piece.end, prompt, tuple(deltas))
+                self._outgoing.done(request, piece.sequence, piece.known_end, prompt, tuple(deltas))
             else:
                 output = outputs[request.gateway_id]
                 output.prompts.append(prompt)
@@ -167,7 +167,7 @@ class StepReporter:
         for gain in forked:
             self._table.fork(gain.request, gain.rows.piece.sequence, gain.choice)
         for sequence, (gain, prompt, first) in handed_over.items():
-            self._hand_over(gain.request, sequence, gain.rows.piece.end, prompt, first)
+            self._hand_over(gain.request, sequence, gain.rows.piece.known_end, prompt, first)
         ended.extend(_cancelled_parents(gains))
         for sequence, choice in ended:
             self._table.drop(sequence, choice)

@@ -21,7 +21,7 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "min_match": (1, 32),
     "max_match": (1, 64),
     "tree_depth": (2, 256),
-    "tree_tokens": (0, 1 << 26),
+    "tree_tokens": (0, 1 << 22),
 }
 _OPTIONS: dict[SpeculationMethod, tuple[str, ...]] = {
     "off": (),

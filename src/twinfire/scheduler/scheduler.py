@@ -85,6 +85,26 @@ class Scheduler:
         return waiting + sum(count for count in running if count > 1)
 
     @property
+    def num_prompt_tokens_next(self) -> int:
+        """Tokens of `num_prefill_tokens_waiting` that the next step may reach, of any budget.
+
+        Of those that wait only the first is looked at: the others begin with it or after it.
+        """
+        num_running = sum(
+            count
+            for sequence in self._line.running
+            if (count := sequence.num_tokens - sequence.num_computed_tokens) > 1
+        )
+        first = self._line.waiting.peek()
+        if first is None or not self._line.has_place():
+            return num_running
+        prefix = self._tables.find_prefix(first)
+        num_spare = self._line.num_blocks_promised() + self._line.watermark()
+        if not self._tables.fits(first, prefix, num_spare):
+            return num_running
+        return num_running + first.num_tokens - len(prefix) * self.config.block_size
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait to run, preempted ones included."""
         return len(self._line.waiting)

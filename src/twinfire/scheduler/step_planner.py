@@ -24,12 +24,16 @@ class StepPlanner:
 
     def plan(self, draft: StepDraft) -> None:
         """Plan what the draft's budget, blocks and places last for."""
-        self._plan_running(draft)
+        decoding = self._plan_running(draft)
         # What was just taken from one sequence must not go to a newcomer.
         if not draft.preempted:
             self._plan_waiting(draft)
+        # Last: a prompt's token is certain to be of use, and drafts that come first in every step
+        # would keep prompts waiting for as long as they come.
+        self._plan_drafts(draft, decoding)
 
-    def _plan_running(self, draft: StepDraft) -> None:
+    def _plan_running(self, draft: StepDraft) -> list[Sequence]:
+        """Plan what has begun, drafts apart; return the sequences that decode."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self._line.running:
@@ -40,8 +44,8 @@ class StepPlanner:
                 prefilling.append(sequence)
         prefilling.sort(key=self._line.rank)
         self._plan_each(draft, decoding)
-        self._plan_drafts(draft, decoding)
         self._plan_each(draft, prefilling)
+        return decoding
 
     def _plan_each(self, draft: StepDraft, sequences: list[Sequence]) -> None:
         for sequence in sequences:

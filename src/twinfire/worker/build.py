@@ -81,9 +81,10 @@ def build_engine(
     scheduler_config = _scheduler_config(
         config, max_model_len, num_blocks, runner.kv_layout, hash_seed
     )
-    scheduler_config = replace(
-        scheduler_config, num_lookahead_tokens=num_lookahead_tokens(speculation)
-    )
+    if head is not None:
+        scheduler_config = replace(
+            scheduler_config, num_lookahead_tokens=num_lookahead_tokens(speculation)
+        )
     scheduler = Scheduler(scheduler_config)
     if speculation.method != "off":
         begin("timing steps for drafts")

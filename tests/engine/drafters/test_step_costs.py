@@ -110,3 +110,11 @@ def test_before_calibration_every_row_costs_the_same_and_live_steps_are_taken() 
     costs.note(1, 0.02)
     assert costs.seconds(1) == pytest.approx(0.02)
     assert costs.seconds(2) == pytest.approx(0.04)
+
+
+def test_points_that_seem_to_cost_the_same_do_not_make_all_rows_beyond_them_free() -> None:
+    costs = StepCosts()
+    # A machine that was disturbed at each measurement of 48 rows.
+    costs.calibrate(lambda rows: line(64) if rows == 48 else line(rows), 64)
+    assert costs.seconds(48) == costs.seconds(64)
+    assert costs.seconds(164) == pytest.approx(line(164))

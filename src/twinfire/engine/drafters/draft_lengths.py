@@ -32,15 +32,18 @@ class DraftLengths:
         self._is_adaptive = is_adaptive
         self._trial_s = 0.0
 
-    def choose(self, drafts: Sequence[Draft], num_other_rows: int) -> list[int]:
+    def choose(
+        self, drafts: Sequence[Draft], num_other_rows: int, num_free_rows: int | None = None
+    ) -> list[int]:
         """Return [drafts] how many tokens of each to check in a step.
 
         Each draft's sequence has a row of its own anyway; `num_other_rows` are all further ones.
+        At most `num_free_rows` tokens of all drafts are chosen; None sets no limit.
         """
         if not self._is_adaptive:
             return [min(len(draft.token_ids), self._max_drafts) for draft in drafts]
         lengths = [0] * len(drafts)
-        offers = self._offers(drafts)
+        offers = self._offers(drafts)[:num_free_rows]
         if not offers:
             return lengths
         num_rows = len(drafts) + num_other_rows

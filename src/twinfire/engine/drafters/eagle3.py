@@ -65,7 +65,7 @@ class Eagle3Drafter:
         self._clock = clock
         self._chains: dict[ChoiceKey, _Chain] = {}
         self._spent_s = 0.0
-        self._lost: dict[ChoiceKey, ScheduledSequence] = {}
+        self._lost: set[ScheduledSequence] = set()
         """Sequences that the head did not compute in some step, and so cannot draft for."""
 
     def follow(self, plan: StepPlan, going_on: Mapping[ChoiceKey, ScheduledSequence]) -> None:
@@ -74,6 +74,7 @@ class Eagle3Drafter:
         `going_on` are the sequences that draw their next token in the next step.
         """
         self._chains.clear()
+        self._drop_ended()
         spans: list[Span] = []
         feature_rows: list[int] = []
         drafting: list[tuple[ScheduledSequence, int]] = []
@@ -82,7 +83,7 @@ class Eagle3Drafter:
             sequence = piece.sequence
             # The token after the last one is not known where none was drawn.
             stop = min(piece.end, sequence.num_computed_tokens, sequence.num_tokens - 1)
-            if piece.is_live and stop > piece.start and sequence.key not in self._lost:
+            if piece.is_live and stop > piece.start and sequence not in self._lost:
                 tokens = sequence.tokens[piece.start + 1 : stop + 1]
                 spans.append(Span(sequence.block_ids, piece.start, tokens))
                 feature_rows.extend(range(first_row, first_row + stop - piece.start))
@@ -109,10 +110,8 @@ class Eagle3Drafter:
 
     def lose(self, sequences: Sequence[ScheduledSequence]) -> None:
         """Draft no more for sequences of which the head has not computed all."""
-        self._lost = {
-            key: one for key, one in self._lost.items() if one.status is not Status.FINISHED
-        }
-        self._lost.update((sequence.key, sequence) for sequence in sequences)
+        self._drop_ended()
+        self._lost.update(sequences)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Return the chains; those that are asked for are drafted on first."""
@@ -139,7 +138,10 @@ class Eagle3Drafter:
     def forget(self, key: ChoiceKey) -> None:
         """Forget a choice."""
         self._chains.pop(key, None)
-        self._lost.pop(key, None)
+
+    def _drop_ended(self) -> None:
+        if self._lost:
+            self._lost = {one for one in self._lost if one.status is not Status.FINISHED}
 
     def _grows(self, chain: _Chain, limit: int) -> bool:
         count = len(chain.token_ids)

@@ -16,7 +16,7 @@ def make_drafter(
 ) -> Drafter:
     """Return the drafter of `options`, which must not be off, behind a client's prediction.
 
-    `head` is the draft head's. Where one was asked for and there is none, suffix takes its place.
+    `head` is the draft head's. Where there is none hybrid drafts as suffix does.
     """
     return HybridDrafter(PredictionDrafter(), _method(options, calibration, head), calibration)
 

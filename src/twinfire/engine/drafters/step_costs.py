@@ -8,7 +8,7 @@ than rows of more sequences. One slow step moves little.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -86,8 +86,17 @@ class StepCosts:
         right = min(max(1, bisect_left(rows, num_rows)), len(rows) - 1)
         if rows[right - 1] == num_rows:
             return seconds[right - 1]
+        if num_rows > rows[right]:
+            return seconds[right] + self._slope_beyond() * (num_rows - rows[right])
         slope = (seconds[right] - seconds[right - 1]) / (rows[right] - rows[right - 1])
         return seconds[right] + slope * (num_rows - rows[right])
+
+    def _slope_beyond(self) -> float:
+        # Over the last half of the rows: two points beside each other may seem to cost the same by
+        # chance, and then any number of rows beyond them would seem free.
+        rows, seconds = self._rows, self._seconds
+        left = max(0, bisect_right(rows, rows[-1] // 2) - 1)
+        return (seconds[-1] - seconds[left]) / (rows[-1] - rows[left])
 
     def _refresh(self) -> None:
         factor = math.exp(self._factor_log or 0.0)
