@@ -311,6 +311,32 @@ def test_budgets_and_models_of_an_account(world: World) -> None:
     assert world.post(named, {**BODY, "model": ALIAS}).status == 200
 
 
+def test_lists_show_what_the_account_may_use(start: Callable[..., World]) -> None:
+    world = start(aliases={"@cf/tiny": MODEL})
+    every = world.token("every")
+    by_alias = world.token("by_alias", Limits(models=("@cf/tiny",)))
+    by_model = world.token("by_model", Limits(models=(MODEL,)))
+    none = world.token("none", Limits(models=("other",)))
+    for token, names in (
+        (every, [MODEL, ALIAS, "@cf/tiny"]),
+        (by_alias, ["@cf/tiny"]),
+        (by_model, [MODEL, ALIAS, "@cf/tiny"]),
+        (none, []),
+    ):
+        listed = world.get(token, "/v1/models").json()["data"]
+        assert [card["id"] for card in listed] == names
+        found = world.get(token, "/ai/models/search").json()
+        assert [model["name"] for model in found["result"]] == names
+        assert found["result_info"]["total_count"] == len(names)
+        for name in (MODEL, ALIAS, "@cf/tiny"):
+            retrieved = world.get(token, f"/v1/models/{name}")
+            used = world.post(token, {**BODY, "model": name})
+            assert retrieved.status == used.status == (200 if name in names else 403)
+            if name not in names:
+                assert retrieved.error() == used.error()
+    assert world.get(none, "/v1/models/nobody").status == 404
+
+
 def test_the_real_client_sees_its_exceptions(world: World) -> None:
     once = world.token("once", Limits(requests_per_minute=1))
     none = world.token("none", Limits(models=("other",)))

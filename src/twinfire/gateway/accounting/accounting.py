@@ -104,6 +104,20 @@ class Accounting:
         if account.has_row and account_id not in own:
             raise HttpError(403, "The token is not of this account.", code="wrong_account")
 
+    def may_use(self, exchange: Exchange, model: str) -> bool:
+        """Whether the exchange's account may use the model of a name."""
+        return exchange.account.limits.allows_model(model, *self._model_names(model))
+
+    def check_model(self, exchange: Exchange, model: str) -> None:
+        """Refuse (403) a model that the exchange's account may not use."""
+        if not self.may_use(exchange, model):
+            raise HttpError(
+                403,
+                f"The account may not use the model `{model}`.",
+                param="model",
+                code="model_not_allowed",
+            )
+
     async def admit(
         self, exchange: Exchange, model: str, num_prompt_tokens: int, max_tokens: int
     ) -> Bill:
@@ -117,15 +131,8 @@ class Accounting:
             running = await self._running()
         identity = exchange.identity
         account = identity.account
-        names = self._model_names(model)
-        if not account.limits.allows_model(model, *names):
-            raise HttpError(
-                403,
-                f"The account may not use the model `{model}`.",
-                param="model",
-                code="model_not_allowed",
-            )
-        price = self.prices.of(model, *names)
+        self.check_model(exchange, model)
+        price = self.prices.of(model, *self._model_names(model))
         num_output = running.admission.guess_output(account.id, max_tokens)
         reserved = Reservation(
             num_prompt_tokens + num_output, price.nanos(num_prompt_tokens, 0, num_output)

@@ -33,11 +33,12 @@ class Service:
         self._openapi = openapi_document()
 
     async def models(self, exchange: Exchange) -> None:
-        """`GET /v1/models`."""
+        """`GET /v1/models`: those that the account may use."""
         gateway = self._gateway
         cards = [_card(name, one) for name, one in gateway.models.by_name.items()]
         cards += [_external_card(name, one) for name, one in gateway.external.by_name.items()]
-        await exchange.answer(msgspec.json.encode(ModelList(cards)))
+        usable = [card for card in cards if gateway.accounting.may_use(exchange, card.id)]
+        await exchange.answer(msgspec.json.encode(ModelList(usable)))
 
     async def model(self, exchange: Exchange) -> None:
         """`GET /v1/models/{model}`."""
@@ -50,6 +51,7 @@ class Service:
             card = _external_card(name, external)
         else:
             raise unknown_model(name)
+        self._gateway.accounting.check_model(exchange, name)
         await exchange.answer(msgspec.json.encode(card))
 
     async def health(self, exchange: Exchange) -> None:

@@ -94,7 +94,7 @@ class ModelSearch:
         source = query.get("source", "")
         found = [
             model
-            for model in self._models()
+            for model in self._models(exchange)
             if wanted in model.name.lower()
             and (not author or _author(model.name).lower() == author)
             and (not task or model.task.name.lower() == task)
@@ -104,10 +104,12 @@ class ModelSearch:
         info = PageInfo(len(shown), page, per_page, len(found))
         await exchange.answer(msgspec.json.encode(CatalogueAnswer(shown, info)))
 
-    def _models(self) -> Iterator[CatalogueModel]:
-        prices = self._gateway.settings.prices
-        for name, hosted in self._gateway.models.by_name.items():
-            yield _described(name, hosted, prices)
+    def _models(self, exchange: Exchange) -> Iterator[CatalogueModel]:
+        """Yield those that the account may use."""
+        gateway = self._gateway
+        for name, hosted in gateway.models.by_name.items():
+            if gateway.accounting.may_use(exchange, name):
+                yield _described(name, hosted, gateway.settings.prices)
 
 
 def _described(name: str, hosted: HostedModel, prices: PriceTable) -> CatalogueModel:
