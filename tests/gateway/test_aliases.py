@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 
-from support.gateway_server import ALIAS, MODEL, running_gateway
+from support.external_gateway import CHAT, external_gateway, external_table
+from support.gateway_server import ALIAS, MODEL, byte_text_side, running_gateway
+from support.mock_vllm import Fabric, mock_vllm
 from support.scripted_backend import ScriptedBackend
 from twinfire.cli.alias_option import parse_aliases
 from twinfire.cli.main import build_parser
 from twinfire.cli.serve_options import serve_options
 from twinfire.cli.up_command import _with_options
 from twinfire.cluster.cluster_file import read_cluster_file
+from twinfire.gateway.app import create_app_of_models
+from twinfire.gateway.external.external_models import ExternalModels
+from twinfire.gateway.external.external_pool import ExternalPool
 from twinfire.gateway.hosted_model import HostedModel, HostedModels
 from twinfire.gateway.served_model import ServedModel
 from twinfire.gateway.settings import GatewaySettings
@@ -50,6 +56,45 @@ def test_an_alias_that_leads_nowhere_is_refused(aliases: dict[str, str], message
     hosted = [HostedModel.of(ServedModel(("a",)), ScriptedBackend())]
     with pytest.raises(InvalidRequest, match=message):
         HostedModels(hosted, aliases)
+
+
+def test_an_alias_of_a_model_that_other_engines_serve() -> None:
+    async def main() -> None:
+        async with mock_vllm(Fabric()) as engine:
+            table = external_table("vllm", [engine.url])
+            settings = GatewaySettings(aliases={KIMI: "public", "own": "t"})
+            async with external_gateway(table, settings) as gateway:
+                for name in ("public", KIMI):
+                    answer = await gateway.post({**CHAT, "model": name})
+                    assert (answer.status, answer.json()["model"]) == (200, name)
+                assert [body["model"] for body in engine.bodies] == ["engine-model"] * 2
+                assert (await gateway.post({**CHAT, "model": "own"})).json()["model"] == "own"
+                async with gateway.session.get(gateway.url + "/v1/models") as response:
+                    cards = (await response.json())["data"]
+                assert [card["id"] for card in cards] == ["t", "own", "public", KIMI]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ({"x": "nobody"}, "`x` stands for `nobody`, which is not served; there are `a`, `b`"),
+        ({"b": "a"}, "the alias `b` is a model's own name"),
+        ({"a": "b"}, "the alias `a` is a model's own name"),
+        ({"b": "b"}, "the alias `b` is a model's own name"),
+        ({"x": "y", "y": "b"}, "the alias `x` stands for `y`"),
+    ],
+)
+def test_an_alias_between_own_and_external_models(aliases: dict[str, str], message: str) -> None:
+    own = HostedModel.of(ServedModel(("a",), byte_text_side()), ScriptedBackend())
+    external = ExternalModels([ExternalPool(("b",), external_table("vllm", ["http://h:1"]))])
+
+    async def main() -> None:
+        create_app_of_models(GatewaySettings(aliases=aliases), [own], external=external)
+
+    with pytest.raises(InvalidRequest, match=message):
+        asyncio.run(main())
 
 
 def test_the_option_of_serve() -> None:

@@ -63,7 +63,9 @@ def create_app_of_models(
     With `cluster` its workers can be administered; whoever gives `external` models starts them.
     InvalidRequest when two models share a name, or when an alias takes one or leads nowhere.
     """
-    gateway = Gateway(settings, HostedModels(models, settings.aliases), external)
+    external = external or ExternalModels()
+    hosted = HostedModels(models, settings.aliases, external.by_name)
+    gateway = Gateway(settings, hosted, external.with_aliases(settings.aliases))
     if settings.otlp_endpoint is not None:
         _trace(gateway, settings.otlp_endpoint)
     routes = _routes(gateway, gateway.database)

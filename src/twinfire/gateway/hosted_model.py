@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -76,10 +76,14 @@ class HostedModels:
     """All models of a gateway, by their public names."""
 
     def __init__(
-        self, hosted: Sequence[HostedModel], aliases: Mapping[str, str] | None = None
+        self,
+        hosted: Sequence[HostedModel],
+        aliases: Mapping[str, str] | None = None,
+        elsewhere: Collection[str] = (),
     ) -> None:
         """`aliases` gives more names to models, which answer by the name that was asked for.
 
+        `elsewhere` are names of models that others serve, whose aliases are left to them.
         InvalidRequest when two models have a name in common, and for an alias that is a model's
         name or that stands for none.
         """
@@ -92,10 +96,12 @@ class HostedModels:
                 self._by_name[name] = one
         named = dict(self._by_name)
         for alias, name in (aliases or {}).items():
-            if alias in named:
+            if alias in named or alias in elsewhere:
                 raise InvalidRequest(f"the alias `{alias}` is a model's own name", "aliases")
+            if name in elsewhere and name not in named:
+                continue
             if name not in named:
-                known = ", ".join(f"`{known}`" for known in named)
+                known = ", ".join(f"`{known}`" for known in (*named, *elsewhere))
                 raise InvalidRequest(
                     f"the alias `{alias}` stands for `{name}`, which is not served; there are "
                     f"{known}",

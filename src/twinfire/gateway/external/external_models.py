@@ -30,8 +30,13 @@ _DECODER = msgspec.json.Decoder(_Named)
 class ExternalModels:
     """All external models of one gateway, by their public names."""
 
-    def __init__(self, pools: Sequence[ExternalPool] = ()) -> None:
-        """InvalidRequest when two models have a name in common."""
+    def __init__(
+        self, pools: Sequence[ExternalPool] = (), aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """`aliases` gives more names to models; those of others' models are left out.
+
+        InvalidRequest when two models have a name in common.
+        """
         self.pools = tuple(pools)
         self._by_name: dict[str, ExternalPool] = {}
         for pool in pools:
@@ -39,6 +44,14 @@ class ExternalModels:
                 if name in self._by_name:
                     raise InvalidRequest(f"two models are called `{name}`", "names")
                 self._by_name[name] = pool
+        named = dict(self._by_name)
+        for alias, name in (aliases or {}).items():
+            if name in named:
+                self._by_name[alias] = named[name]
+
+    def with_aliases(self, aliases: Mapping[str, str]) -> ExternalModels:
+        """Return the same models with more names."""
+        return ExternalModels(self.pools, aliases)
 
     @property
     def by_name(self) -> Mapping[str, ExternalPool]:
