@@ -17,7 +17,9 @@ from twinfire.artifacts.model_config import ModelConfig
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.training.draft_run import DraftRun, RunReport, RunSettings, feature_layers_of
 from twinfire.training.draft_trainer import TrainSettings
+from twinfire.training.feature_store import FeatureStore
 from twinfire.training.sample import Sample, SampleFile
+from twinfire.training.target_states import TargetStates
 
 
 @dataclass
@@ -92,6 +94,51 @@ def test_a_stopped_run_goes_on_to_the_same_head(tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], rtol=0, atol=0)
+
+
+def test_other_samples_or_a_changed_one_are_computed_anew_and_more_are_added(
+    tmp_path: Path,
+) -> None:
+    tiny = four_layers()
+    target = TargetStates(tiny.config, tiny.weights, (1, 2), max_tokens=64)  # type: ignore[arg-type]
+    texts = samples(9)
+    other = Sample(texts[6].tokens[::-1], 8, "even")
+
+    def store(content: list[Sample], source: str = "a") -> FeatureStore:
+        width = tiny.config.hidden_size
+        return FeatureStore(tmp_path / "features.bin", content, 2 * width, width, source)
+
+    store(texts[:7]).fill(target, lambda *_: None)
+    assert store(texts[:7]).num_complete == store(texts).num_complete == 7
+    assert store([*texts[:6], other, *texts[7:]]).num_complete == 6
+    assert store(texts, "another target").num_complete == 0
+    changed = store([*texts[:6], other])
+    changed.fill(target, lambda *_: None)
+    assert changed.num_complete == 7
+    (expected,) = target.compute([other.tokens])
+    torch.testing.assert_close(changed.states(6).features, expected.features, rtol=0, atol=0)
+
+
+def test_many_short_samples_take_more_blocks_than_one_step_has(tmp_path: Path) -> None:
+    tiny = four_layers()
+    target = TargetStates(tiny.config, tiny.weights, (1,), max_tokens=128)  # type: ignore[arg-type]
+    width = tiny.config.hidden_size
+    texts = [Sample([number, 5, 6, 7], 1, "short") for number in range(40)]
+    store = FeatureStore(tmp_path / "features.bin", texts, width, width, "a")
+    store.fill(target, lambda *_: None)
+    assert store.num_complete == 40
+
+
+def test_a_checkpoint_of_another_draft_vocabulary_is_not_gone_on_from(tmp_path: Path) -> None:
+    train(tmp_path / "work", tmp_path / "head", steps=2, count=10)
+    with pytest.raises(InvalidRequest, match="other samples"):
+        train(tmp_path / "work", tmp_path / "head", count=12)
+
+
+def test_tokens_that_the_model_does_not_have_are_named(tmp_path: Path) -> None:
+    foreign = [*samples(30), Sample([1, 2, 131], 1, "foreign")]
+    with pytest.raises(InvalidRequest, match=r"sample 30: .* 1 to 131"):
+        DraftRun(four_layers(), foreign, tmp_path, RunSettings(64), lambda *_: None)  # type: ignore[arg-type]
 
 
 def test_the_head_has_the_published_layout(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class DraftRun:
         self._work_folder = work_folder
         self._progress = progress
         self._layers = feature_layers_of(config.num_layers)
+        _check_tokens(samples, config.vocab_size)
+        self._mark = mark_target(config, checkpoint.weights)
         self._samples = [_cut(sample, settings.max_sample_tokens) for sample in samples]
         self._samples = [sample for sample in self._samples if _can_be_learnt(sample, settings)]
         if len(self._samples) < settings.train.holdout_every:
@@ -127,8 +129,7 @@ class DraftRun:
             "steps_done": trainer.step,
             **asdict(train),
         }
-        mark = mark_target(config, self._checkpoint.weights)
-        write_draft_head(folder, module, config, self._draft_ids, self._layers, recipe, mark)
+        write_draft_head(folder, module, config, self._draft_ids, self._layers, recipe, self._mark)
         return RunReport(len(self._samples), num_tokens, trainer.step, acceptance)
 
     def _features(self) -> FeatureStore:
@@ -138,6 +139,7 @@ class DraftRun:
             self._samples,
             len(self._layers) * config.hidden_size,
             config.hidden_size,
+            f"{self._layers} {self._mark}",
         )
         if store.num_complete < len(self._samples):
             target = TargetStates(
@@ -172,6 +174,15 @@ class DraftRun:
         if not self._config.tie_word_embeddings:
             head = read_tensor(weights.tensor(OUTPUT_HEAD), torch.bfloat16)
         return TargetTables(embedding, head[self._draft_ids].clone(), self._draft_ids)
+
+
+def _check_tokens(samples: Sequence[Sample], vocab_size: int) -> None:
+    for number, sample in enumerate(samples):
+        if not 0 <= min(sample.tokens) <= max(sample.tokens) < vocab_size:
+            raise InvalidRequest(
+                f"sample {number}: its tokens are {min(sample.tokens)} to {max(sample.tokens)}; "
+                f"the model's are 0 to {vocab_size - 1}"
+            )
 
 
 def _cut(sample: Sample, max_tokens: int) -> Sample:

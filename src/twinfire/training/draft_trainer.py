@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
+from twinfire.protocol.errors import InvalidRequest
 from twinfire.training.acceptance import AcceptanceCurve
 from twinfire.training.draft_chains import chain_logits
 from twinfire.training.draft_module import DraftModule
@@ -189,6 +190,7 @@ class DraftTrainer:
             "module": self.module.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "step": self.step,
+            "draft_ids": self._tables.draft_ids,
         }
         partial = self._checkpoint_path.with_suffix(".partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -199,6 +201,12 @@ class DraftTrainer:
         if not self._checkpoint_path.is_file():
             return
         state = torch.load(self._checkpoint_path, weights_only=True)
+        # Checkpoints from before this was kept do not say.
+        if not torch.equal(state.get("draft_ids", self._tables.draft_ids), self._tables.draft_ids):
+            raise InvalidRequest(
+                f"{self._checkpoint_path} is of a draft vocabulary from other samples or of "
+                "another size; delete it to begin anew, or take another work folder"
+            )
         self.module.load_state_dict(state["module"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]

@@ -56,9 +56,15 @@ class TargetStates:
         self._num_blocks = 2 * (max_tokens // BLOCK_SIZE + 1)
         self._kv = KvMemory(group, self._num_blocks, BLOCK_SIZE, device)
 
+    def num_fitting(self, lengths: Sequence[int]) -> int:
+        """Return how many of the first texts of these lengths one step takes."""
+        tokens = np.cumsum(lengths)
+        blocks = np.cumsum([-(-length // BLOCK_SIZE) for length in lengths])
+        return int(np.sum((tokens <= self.max_tokens) & (blocks <= self._num_blocks)))
+
     @torch.inference_mode()
     def compute(self, texts: Sequence[Sequence[int]]) -> list[TextStates]:
-        """Return the states of each text; together they have at most `max_tokens` tokens."""
+        """Return the states of each text; together they fit (`num_fitting`)."""
         batch = _packed(texts, self._num_blocks)
         step = TorchStep(self._weights, self._numerics, self._kv, batch)
         final = self._model.hidden_rows(step, self._feature_layers)
