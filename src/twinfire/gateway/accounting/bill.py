@@ -91,8 +91,7 @@ class Bill:
             return
         outcome: Outcome = "cancelled" if fault is None else "failed"
         record = self._record(outcome, status or _CLIENT_LEFT_STATUS, fault or "")
-        has_begun = self.meter is not None and self.meter.num_billed_tokens > 0
-        if status not in _REFUSED_STATUSES or has_begun:
+        if status not in _REFUSED_STATUSES:
             # What the workers had no room for, or found wrong, never began.
             self.submit(record)
         self._end(record)
