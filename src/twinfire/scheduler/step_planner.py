@@ -1,4 +1,4 @@
-"""Fills one step: running sequences first, decodes before prompt chunks, then waiting ones."""
+"""Fills one step: running sequences first, decodes before prompt chunks, then waiting, then drafts."""
 
 from __future__ import annotations
 
