@@ -1,4 +1,4 @@
-"""Fills one step: running sequences first, decodes before prompt chunks, then waiting, then drafts."""
+"""Fills one step: running decodes before prompt chunks, then waiting ones, and drafts last."""
 
 from __future__ import annotations
 
