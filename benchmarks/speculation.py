@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -152,12 +153,15 @@ async def measure(options: Options) -> SpeculationReport:
     return SpeculationReport(
         started_at=started_at,
         ended_at=now(),
-        command=shlex.join(["python", "benchmarks/speculation.py", *sys.argv[1:]]),
+        command=shown(shlex.join(["python", "benchmarks/speculation.py", *sys.argv[1:]])),
         machine=describe_machine(),
         load_average_before=load_before,
         max_foreign_cpu=options.max_foreign_cpu,
         runs_thrown_away=thrown_away,
-        columns=options.columns,
+        columns=[
+            msgspec.structs.replace(column, command=shown(column.command))
+            for column in options.columns
+        ],
         versions=versions,
         screenings=screenings,
         runs=runs,
@@ -290,6 +294,11 @@ def vllm_columns(args: argparse.Namespace) -> list[Column]:
                 words += ["--speculative-config", json.dumps(config)]
             columns.append(Column("vLLM", format_, method, shlex.join(words), "m"))
     return columns
+
+
+def shown(command: str) -> str:
+    """Return a command without the folders of this machine."""
+    return re.sub(r"(?<!\w)/(?:[\w.+-]+/)+", "", command)
 
 
 def now() -> str:

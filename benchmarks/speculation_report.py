@@ -1,8 +1,8 @@
 """Figures of the benchmark of speculation, and its Markdown. Holds no prompt, answer or path.
 
 Tokens per second are those of a stream (tokens of all kept answers over the seconds of all kept
-requests, prompts included) times the number of streams, so requests that are left out take
-nothing of the others' figures with them.
+requests, prompts included) times the number of streams (of tasks, where those are fewer), so
+requests that are left out take nothing of the others' figures with them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Scenario:
                 tokens = sum(one.output_tokens for one in kept)
                 seconds = sum(one.seconds for one in kept)
             if seconds > 0:
-                rates.append(run.streams * tokens / seconds)
+                busy = min(run.streams, len({one.task for one in run.outcomes}))
+                rates.append(busy * tokens / seconds)
         return median(rates) if rates else None
 
     def num_differing(self, column: str, baseline: str) -> int:

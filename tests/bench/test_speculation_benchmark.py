@@ -125,6 +125,20 @@ def test_rates_of_eight_streams_are_those_of_all(columns):
     ) == pytest.approx(400)
 
 
+def test_streams_without_a_task_do_not_count(columns):
+    from speculation_report import Scenario
+
+    alone = run(columns[0], [outcome(0, seconds=2.0)], streams=8)
+    assert Scenario(columns[:1], [alone]).rate(columns[0].name) == 50
+
+
+def test_commands_are_shown_without_folders():
+    from speculation import shown
+
+    words = "env LD_PRELOAD=/opt/a/lib/x.so /a/b-c/bin/vllm serve /m/bf16 --port 80 x/y"
+    assert shown(words) == "env LD_PRELOAD=x.so vllm serve bf16 --port 80 x/y"
+
+
 def test_a_column_without_anything_kept_has_no_rate(columns):
     from speculation_report import Scenario, ratio
 
