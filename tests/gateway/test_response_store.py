@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from twinfire.accounts.database import open_database
+from twinfire.accounts.database import Database
 from twinfire.gateway.response_store import sql_store
-from twinfire.gateway.response_store.sql_store import SqlResponseStore, memory_database
+from twinfire.gateway.response_store.sql_store import SqlResponseStore
 from twinfire.gateway.response_store.stored_response import StoredResponse, StoreLimits
 
 
@@ -29,8 +28,8 @@ def stored(name: str, previous: str | None = None, root: str | None = None) -> S
 
 
 @pytest.fixture
-def store() -> Iterator[SqlResponseStore]:
-    store = SqlResponseStore(memory_database())
+def store(database: Database) -> Iterator[SqlResponseStore]:
+    store = SqlResponseStore(database)
     yield store
     store.close()
 
@@ -82,8 +81,8 @@ def test_conversation_is_one_branch(store: SqlResponseStore) -> None:
     asyncio.run(go())
 
 
-def test_the_longest_unused_go_first() -> None:
-    store = SqlResponseStore(memory_database(), StoreLimits(max_responses=3), saves_per_sweep=1)
+def test_the_longest_unused_go_first(database: Database) -> None:
+    store = SqlResponseStore(database, StoreLimits(max_responses=3), saves_per_sweep=1)
 
     async def go() -> list[str]:
         await store.save(stored("r1"))
@@ -97,9 +96,9 @@ def test_the_longest_unused_go_first() -> None:
     store.close()
 
 
-def test_bytes_and_age_are_bounded() -> None:
-    limits = StoreLimits(max_bytes=250, max_age_s=0.05)
-    store = SqlResponseStore(memory_database(), limits, saves_per_sweep=1)
+def test_bytes_and_age_are_bounded(database: Database) -> None:
+    limits = StoreLimits(max_bytes=250, max_age_s=0.5)
+    store = SqlResponseStore(database, limits, saves_per_sweep=1)
 
     async def go() -> None:
         big = b'"' + b"x" * 98 + b'"'
@@ -107,7 +106,7 @@ def test_bytes_and_age_are_bounded() -> None:
             await store.save(replace(stored(name), response=big))
         assert await store.find("a", "r1") is None
         assert await store.find("a", "r3") is not None
-        time.sleep(0.06)
+        time.sleep(0.51)
         await store.save(replace(stored("r4"), account_id="b"))
         assert await store.find("a", "r3") is None, "age is everybody's"
 
@@ -115,8 +114,8 @@ def test_bytes_and_age_are_bounded() -> None:
     store.close()
 
 
-def test_two_gateways_on_one_file(tmp_path: Path) -> None:
-    stores = [SqlResponseStore(open_database(str(tmp_path / "db"))) for _ in range(2)]
+def test_two_gateways_on_one_database(reopen: Callable[[], Database]) -> None:
+    stores = [SqlResponseStore(reopen()) for _ in range(2)]
 
     async def go() -> None:
         one, other = stores

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from twinfire.accounts.database import Database, open_database
+from twinfire.accounts.database import Database
 from twinfire.gateway.batches.batch import BatchLimits, ClaimedRequest, NewBatch, RequestOutcome
 from twinfire.gateway.batches.batch_store import BatchStore
 from twinfire.protocol.errors import Overloaded
@@ -26,13 +24,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = open_database(str(tmp_path / "state.sqlite"))
-    yield database
-    database.close()
 
 
 def store_of(database: Database, clock: Clock, owner: str = "one", **limits: object) -> BatchStore:

@@ -125,8 +125,8 @@ def test_a_batch_gives_way_to_whoever_waits(gateway: RunningGateway) -> None:
     assert [one["result"]["response"] for one in responses] == ["text"] * 150
 
 
-def test_a_batch_survives_its_gateway(database: str) -> None:
-    settings = GatewaySettings(database=database)
+def test_a_batch_survives_its_gateway(database_url: str) -> None:
+    settings = GatewaySettings(database=database_url)
 
     def holding() -> ScriptedBackend:
         backend = ScriptedBackend(script=say("first life"))
@@ -218,8 +218,8 @@ def test_limits_of_the_path_and_the_size(gateway: RunningGateway) -> None:
     assert other.status == 400
 
 
-def test_a_stop_puts_back_what_runs_at_once(database: str) -> None:
-    settings = GatewaySettings(database=database, drain_timeout_s=60)
+def test_a_stop_puts_back_what_runs_at_once(database_url: str) -> None:
+    settings = GatewaySettings(database=database_url, drain_timeout_s=60)
     with running_gateway(settings) as gateway:
         gateway.backend.holds_after = 1
         submit(gateway, CHAT)
@@ -228,8 +228,8 @@ def test_a_stop_puts_back_what_runs_at_once(database: str) -> None:
         asyncio.run_coroutine_threadsafe(gateway.backend.idle.wait(), gateway.loop).result(10)
 
 
-def test_a_batch_belongs_to_its_account_and_is_billed_once(database: str) -> None:
-    opened = open_database(database)
+def test_a_batch_belongs_to_its_account_and_is_billed_once(database_url: str) -> None:
+    opened = open_database(database_url)
     accounts, ledger = AccountStore(opened), UsageStore(opened)
     tokens = {}
     for name in ("ann", "bob"):
@@ -240,7 +240,7 @@ def test_a_batch_belongs_to_its_account_and_is_billed_once(database: str) -> Non
     def ask(gateway: RunningGateway, name: str, body: dict[str, object]) -> Answer:
         return request(gateway.server.address, "POST", path, body, tokens[name])
 
-    with running_gateway(GatewaySettings(database=database)) as gateway:
+    with running_gateway(GatewaySettings(database=database_url)) as gateway:
         backend = gateway.backend
         backend.script, backend.holds_after = say("text"), 1
         ticket = result(ask(gateway, "ann", {"requests": [CHAT] * 20}))

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.pool import StaticPool
 
 from twinfire.accounts.database import Database, Migration
 from twinfire.gateway.response_store.stored_response import StoredResponse, StoreLimits
@@ -57,14 +56,6 @@ RESPONSES = sql.table(
     sql.column("input_items", sql.Text),
     sql.column("events", sql.Text),
 )
-
-
-def memory_database() -> Database:
-    """Return a database that lives as long as the process."""
-    engine = sql.create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
-    return Database(engine)
 
 
 class SqlResponseStore:

@@ -1,3 +1,5 @@
+"""Databases of both kinds: a fresh one for each test, one PostgreSQL server for the run."""
+
 from __future__ import annotations
 
 import itertools
@@ -37,7 +39,7 @@ def postgres_database_url(postgres_url: str) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/accounts.db"
+        return f"sqlite:///{tmp_path}/state.db"
     return request.getfixturevalue("postgres_database_url")
 
 
