@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator
+from typing import ClassVar
 
 import openai
 import pytest
@@ -11,7 +13,14 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from support.answer_vectors import VECTORS, Vector
-from support.byte_tokenizer import PLAIN_TEMPLATE, VOCAB_SIZE, ByteTokenizer, plain_template
+from support.byte_tokenizer import (
+    END_ID,
+    PLAIN_TEMPLATE,
+    START_ID,
+    VOCAB_SIZE,
+    ByteTokenizer,
+    plain_template,
+)
 from support.gateway_server import MODEL, RunningGateway, running_gateway, tiny_config
 from support.raw_http import request
 from support.scripted_backend import ScriptedBackend, say, worker_info
@@ -216,12 +225,48 @@ def test_the_prompt_decides_whether_the_answer_begins_with_reasoning(
         assert message.content == "ok <think> no"
 
 
-def test_none_tells_the_model_of_no_tools(own: RunningGateway, calling: OpenAI) -> None:
+def test_none_keeps_the_prompt_and_reads_no_calls(own: RunningGateway, calling: OpenAI) -> None:
     own.backend.script = say(CALL)
+    ask(calling)
+    with_auto = last_prompt(own)
     answer = ask(calling, tool_choice="none")
-    assert "list_files" not in last_prompt(own)
+    assert last_prompt(own) == with_auto, "another beginning would cost the cached prompt"
+    assert "list_files" in with_auto
     assert answer.choices[0].message.content == CALL
     assert answer.choices[0].finish_reason == "stop"
+    assert put_together(ask_stream(calling, tool_choice="none"))[:2] == (CALL, "")
+    assert own.backend.submitted[-1][1].bad_words == ()
+
+
+class WithCallTokens(ByteTokenizer):
+    """A vocabulary in which the marks of a call are tokens, in place of two others."""
+
+    marks: ClassVar = {"<tool_call>": START_ID, "</tool_call>": END_ID}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> array[int]:
+        if text in self.marks:
+            return array("I", [self.marks[text]])
+        return super().encode(text, add_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        texts = {token: mark.encode() for mark, token in self.marks.items()}
+        return texts.get(token_id) or super().token_bytes(token_id)
+
+
+def test_none_lets_nobody_begin_a_call_where_that_takes_a_token() -> None:
+    text = TextSide.load(
+        WithCallTokens(), plain_template(TOOL_TEMPLATE), tiny_config(), ParserChoice("hermes")
+    )
+    with (
+        running_gateway(text=text) as gateway,
+        OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        extra = {"bad_words": ["x"]}
+        ask(client, tool_choice="none", extra_body=extra)
+        words = gateway.backend.submitted[-1][1].bad_words
+        assert {(START_ID,), (END_ID,), (ord("x"),)} <= set(words)
+        ask(client, extra_body=extra)
+        assert (START_ID,) not in gateway.backend.submitted[-1][1].bad_words
 
 
 def test_one_call_where_parallel_ones_are_not_wanted(own: RunningGateway, calling: OpenAI) -> None:

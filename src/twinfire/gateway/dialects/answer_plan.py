@@ -25,7 +25,7 @@ def answer_plan(
     reasoning = text.formats.reasoning
     if reasoning is not None and reasoning.is_closed(tail):
         reasoning = None
-    tool_format = text.formats.tools if tools is not None and tools.are_shown else None
+    tool_format = text.formats.tools if tools is not None and tools.may_be_called else None
     if reasoning is None and tool_format is None:
         return None
     plan = AnswerPlan(

@@ -67,7 +67,7 @@ async def chat_grammar(
 
 
 def _calls(tools: RequestedTools | None, model: ReadyModel) -> Grammar | None:
-    if tools is None or not tools.are_shown or not tools.callable:
+    if tools is None or not tools.may_be_called or not tools.callable:
         return None
     tool_format = model.text.formats.tools
     if tool_format is None:

@@ -11,7 +11,6 @@ import msgspec
 from twinfire.gateway.dialects.answer_plan import answer_plan, planned_options
 from twinfire.gateway.dialects.chat_grammar import chat_grammar
 from twinfire.gateway.dialects.conversation import (
-    ToolDefinitions,
     check_template_fields,
     conversation_chars,
     conversation_ids,
@@ -31,6 +30,7 @@ from twinfire.gateway.dialects.sampling import (
     resolve_sampling,
     text_options,
 )
+from twinfire.gateway.dialects.tool_grammar import marker_ids
 from twinfire.gateway.dialects.tools import RequestedTools, requested_tools
 from twinfire.gateway.exchange import Exchange
 from twinfire.gateway.gateway import Gateway
@@ -39,6 +39,7 @@ from twinfire.gateway.settings import RequestLimits
 from twinfire.gateway.text.answer_splitter import AnswerPlan
 from twinfire.gateway.text_generation import GenerationJob, with_drawn_seeds
 from twinfire.protocol.errors import InvalidRequest
+from twinfire.protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ async def prepare_chat(
         request,
         request.messages,
         model,
-        _shown_definitions(tools),
+        tools.definitions if tools else None,
         add_special_tokens=bool(request.add_special_tokens)
         or (not is_templated and request.add_special_tokens is None),
         may_be_long=request.truncate_prompt_tokens is not None,
@@ -134,6 +135,7 @@ async def prepare_chat(
     if plan is not None:
         options = planned_options(plan, options, model.text)
     grammar = await chat_grammar(gateway, request, tools, model, plan)
+    sampling = _without_calls(sampling, tools, model)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens, grammar=grammar)
     generation = GenerationJob(
         prompts=[prompt],
@@ -157,10 +159,16 @@ async def prepare_chat(
     )
 
 
-def _shown_definitions(tools: RequestedTools | None) -> ToolDefinitions | None:
-    if tools is None:
-        return None
-    return tools.definitions if tools.are_shown else []
+def _without_calls(
+    sampling: SamplingParams, tools: RequestedTools | None, model: ReadyModel
+) -> SamplingParams:
+    """Forbid the tokens that mark calls where none may come, though the prompt shows tools."""
+    tool_format = model.text.formats.tools
+    if tools is None or tools.may_be_called or tool_format is None:
+        return sampling
+    marks = marker_ids(tool_format.markers, model).values()
+    bad_words = sampling.bad_words + tuple((token_id,) for token_id in marks)
+    return msgspec.structs.replace(sampling, bad_words=bad_words)
 
 
 def _num_top_logprobs(request: ChatRequest, model: ReadyModel, limits: RequestLimits) -> int | None:

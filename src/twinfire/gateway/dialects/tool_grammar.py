@@ -59,7 +59,7 @@ def tool_grammar(
     """
     syntax = PLAIN_SYNTAX if tool_format is None else tool_format.syntax
     markers = () if tool_format is None else tool_format.markers
-    writer = _Writer(syntax, _marker_ids(markers, model), markers)
+    writer = _Writer(syntax, marker_ids(markers, model), markers)
     chosen = [
         (index, tool) for index, tool in enumerate(tools) if choice is None or tool.name == choice
     ]
@@ -122,8 +122,8 @@ class _Writer:
         return " ".join(terms)
 
 
-def _marker_ids(markers: Sequence[str], model: ReadyModel) -> dict[str, int]:
-    """Return the markers that are single tokens."""
+def marker_ids(markers: Sequence[str], model: ReadyModel) -> dict[str, int]:
+    """Return the markers that are single tokens, each with its id."""
     ids: dict[str, int] = {}
     for marker in markers:
         encoded = model.text.tokenizer.encode(marker, False)

@@ -53,8 +53,11 @@ class RequestedTools:
         return self.mode == "required" and len(self.callable) == 1
 
     @property
-    def are_shown(self) -> bool:
-        """Whether the model is told of them: what it must not call it need not know."""
+    def may_be_called(self) -> bool:
+        """Whether an answer may have calls. The model is told of the tools in any case.
+
+        A prompt without them would begin otherwise, and find nothing of the conversation cached.
+        """
         return self.mode != "none"
 
     @property
