@@ -60,6 +60,8 @@ class AnswerMeter:
         self._finished: set[int] = set()
         self._num_entries = 0
         self._usage: _Usage | None = None
+        self._outputs: dict[int, int] = {}
+        """Output tokens of each choice, while nobody has told those of all."""
 
     @property
     def num_finished(self) -> int:
@@ -95,7 +97,7 @@ class AnswerMeter:
             num_input = self._num_guessed_input_tokens if self._num_entries else 0
             return num_input, 0, self._num_entries, 0
         cached = self.split_cached_tokens if self._is_split else _cached_tokens(usage)
-        num_output = usage.completion_tokens or 0
+        num_output = sum(self._outputs.values()) or usage.completion_tokens or 0
         reasoning = min(_reasoning_tokens(usage), num_output)
         return usage.prompt_tokens, min(cached or 0, usage.prompt_tokens), num_output, reasoning
 
@@ -108,7 +110,15 @@ class AnswerMeter:
             if choice.finish_reason:
                 self._finished.add(choice.index)
                 self.finish_reasons.add(choice.finish_reason)
-        self._usage = _decoded(_USAGE, answer.get("usage")) or self._usage
+        usage = _decoded(_USAGE, answer.get("usage"))
+        if usage is None:
+            return
+        self._usage = usage
+        if len(choices) == 1:
+            # With a chunk engines tell what its own choice has, at the end what all have.
+            self._outputs[choices[0].index] = usage.completion_tokens or 0
+        else:
+            self._outputs.clear()
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: Raw | None) -> T | None:
