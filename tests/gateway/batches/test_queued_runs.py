@@ -265,6 +265,20 @@ def test_a_batch_belongs_to_its_account_and_is_billed_once(database_url: str) ->
     opened.close()
 
 
+def test_a_batch_for_a_model_that_the_account_may_not_use_is_refused(database: str) -> None:
+    opened = open_database(database)
+    accounts = AccountStore(opened)
+    accounts.create("ann", Limits(models=("other",)))
+    headers = {"authorization": "Bearer " + accounts.create_token("ann")[0]}
+    opened.close()
+    with running_gateway(GatewaySettings(database=database)) as gateway:
+        path, body = f"/ai/run/{MODEL}?queueRequest=true", {"requests": [CHAT]}
+        queued = request(gateway.server.address, "POST", path, body, headers)
+        direct = request(gateway.server.address, "POST", f"/ai/run/{MODEL}", CHAT, headers)
+    assert queued.status == direct.status == 403
+    assert queued.json()["errors"] == direct.json()["errors"]
+
+
 def test_a_rate_that_is_used_up_is_waited_for(database: str) -> None:
     opened = open_database(database)
     accounts = AccountStore(opened)

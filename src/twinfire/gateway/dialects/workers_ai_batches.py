@@ -139,6 +139,7 @@ class BatchRequests:
             )
         if model not in self._gateway.models.by_name:
             self._gateway.ready_model(model)
+        self._gateway.accounting.check_model(exchange, model)
         bodies, references = await self._gateway.handle_text(
             len(exchange.body), self._checked, model, requests, limits
         )
