@@ -45,9 +45,7 @@ def start_from_target(
         _copy(getattr(layer.self_attn, name).weight[:, width:], taken)
     _copy(layer.self_attn.o_proj.weight, tensor(f"{prefix}self_attn.o_proj.weight"))
     _copy(layer.hidden_norm.weight, tensor(f"{prefix}input_layernorm.weight"))
-    _copy(
-        layer.post_attention_layernorm.weight, tensor(f"{prefix}post_attention_layernorm.weight")
-    )
+    _copy(layer.post_attention_layernorm.weight, tensor(f"{prefix}post_attention_layernorm.weight"))
 
 
 def _copy(own: torch.Tensor, taken: torch.Tensor) -> None:
