@@ -40,7 +40,10 @@ def rest_s(worth: HeadWorth, clock: Clock, num_streams: int) -> float:
 def test_a_head_is_tried_before_anything_is_known_and_for_a_while(clock: Clock) -> None:
     worth = HeadWorth(clock)
     assert all(worth.pays(num_streams) for num_streams in (0, 1, 7, 500))
-    assert steps(worth, 100, 0.001, 0.002, 1) == 32
+    assert steps(worth, 500, 0.001, 0.002, 1) == 192
+    # Steps of more streams say more.
+    assert steps(worth, 500, 0.001, 0.002, 4) == 48
+    assert steps(worth, 500, 0.001, 0.002, 100) == 24
 
 
 def test_a_head_that_pays_never_rests(clock: Clock) -> None:
@@ -58,7 +61,7 @@ def test_each_trial_that_fails_makes_the_next_rest_longer_up_to_a_bound(clock: C
     worth = HeadWorth(clock)
     rests = []
     for _ in range(9):
-        assert steps(worth, 100, 0.001, 0.002, 1) == 32
+        assert steps(worth, 500, 0.001, 0.002, 1) == 192
         rests.append(rest_s(worth, clock, 1))
     assert rests == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0, 120.0]
 
@@ -66,10 +69,10 @@ def test_each_trial_that_fails_makes_the_next_rest_longer_up_to_a_bound(clock: C
 def test_a_trial_that_lasts_makes_the_next_rest_short_again(clock: Clock) -> None:
     worth = HeadWorth(clock)
     for _ in range(4):
-        steps(worth, 100, 0.001, 0.002, 1)
+        steps(worth, 500, 0.001, 0.002, 1)
         rest_s(worth, clock, 1)
-    assert steps(worth, 200, 0.002, 0.001, 1) == 200
-    assert steps(worth, 400, 0.0, 0.002, 1) < 100
+    assert steps(worth, 800, 0.002, 0.001, 1) == 800
+    assert steps(worth, 800, 0.0, 0.002, 1) < 400
     assert rest_s(worth, clock, 1) == 2.0
 
 

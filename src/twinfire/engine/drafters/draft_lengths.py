@@ -13,7 +13,7 @@ from twinfire.engine.drafters.calibration import Calibration
 from twinfire.engine.drafters.drafter import Draft
 from twinfire.engine.drafters.step_costs import StepCosts
 
-_LEAST_GAIN = 1.01
+_LEAST_GAIN = 1.02
 """What guesses must promise over none: less is within the error of costs and chances."""
 _TRIAL_SHARE = 0.005
 """Of all time, for guesses that do not seem to pay, so that a source can recover."""

@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_RATE = 1 / 32
+_RATE = 1 / 128
 """Of forgetting, per step."""
-_STEPS_BEFORE_DOUBT = 32
+_TOKENS_BEFORE_DOUBT = 192
+"""About one answer: drafts fail in runs, and who rests loses all sequences that run."""
+_LEAST_STEPS_BEFORE_DOUBT = 24
+_LEAST_WORTH = 0.8
+"""Of what is spent, that must be saved; near 1 it is chance."""
 _FIRST_REST_S = 2.0
 _LONGEST_REST_S = 120.0
 
@@ -45,14 +49,15 @@ class HeadWorth:
         record.saved_s += _RATE * (saved_s - record.saved_s)
         record.spent_s += _RATE * (spent_s - record.spent_s)
         record.num_steps += 1
-        if record.num_steps < _STEPS_BEFORE_DOUBT:
+        num_steps = max(_LEAST_STEPS_BEFORE_DOUBT, _TOKENS_BEFORE_DOUBT // max(1, num_streams))
+        if record.num_steps < num_steps:
             return
-        if record.saved_s < record.spent_s:
+        if record.saved_s < _LEAST_WORTH * record.spent_s:
             record.resting_until_s = self._clock() + record.rest_s
             record.rest_s = min(2 * record.rest_s, _LONGEST_REST_S)
             record.saved_s = record.spent_s = 0.0
             record.num_steps = 0
-        elif record.num_steps > 4 * _STEPS_BEFORE_DOUBT:
+        elif record.num_steps > 4 * num_steps:
             record.rest_s = _FIRST_REST_S
 
     def _record(self, num_streams: int) -> _Record:

@@ -83,7 +83,7 @@ def _continue(
             token, weight, total = _vote(index.tokens, votes, depth)
             if token == SEPARATOR:
                 break
-            confidence = weight / (total + doubt / (1.0 + 0.25 * (longest + depth)))
+            confidence = weight / (total + doubt / (0.25 + 0.5 * (longest + depth)))
             chance *= confidence
             if chance < _LEAST_CHANCE:
                 break

@@ -13,7 +13,7 @@ class TrackRecord:
 
     __slots__ = ("_guess", "_place", "hit_rate")
 
-    def __init__(self, start: float = 0.5) -> None:
+    def __init__(self, start: float = 0.3) -> None:
         """`start` is the hit rate before anything was judged."""
         self.hit_rate = start
         """Share of guesses that were right, the latest counting most."""
