@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from comparison import Comparison, Run, ServerUnderTest, markdown
-from measured_server import TooBusy, check_calm, cpu_s, note, started
+from measured_server import TooBusy, check_calm, cpu_s, note, run_and_write, started
 from twinfire.bench.load_run import RunOptions, build_workload, new_seed, run_built, warm_up
 from twinfire.bench.machine import ForeignCpu, describe_machine
 from twinfire.bench.parameters import (
@@ -41,10 +41,8 @@ from twinfire.bench.parameters import (
     with_parameters,
 )
 from twinfire.bench.scenarios import Built
-from twinfire.bench.server_process import run_until_signal
 from twinfire.bench.startup import PeakMemory
 from twinfire.cli.bench_options import LONG, SINGLE
-from twinfire.protocol.errors import TwinfireError
 
 RESULTS = Path(__file__).parent / "results"
 SCENARIOS: dict[str, Scenario] = {
@@ -78,21 +76,7 @@ class Options:
 
 def main() -> int:
     options = parse_options()
-    try:
-        comparison = run_until_signal(compare(options))
-    except KeyboardInterrupt:
-        return 130
-    except TwinfireError as error:
-        print(f"compare_peers: {error}", file=sys.stderr)
-        return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n"
-    options.out.with_suffix(".json").write_bytes(content)
-    table = markdown(comparison)
-    options.out.with_suffix(".md").write_text(table)
-    print(table)
-    print(f"wrote {options.out}.json and .md")
-    return 0
+    return run_and_write("compare_peers", compare(options), markdown, options.out)
 
 
 async def compare(options: Options) -> Comparison:

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from comparison import ServerUnderTest
-from measured_server import TooBusy, check_calm, note, started
+from measured_server import TooBusy, check_calm, note, run_and_write, started
 from speculation_report import Column, SpeculationReport, markdown
 from speculation_run import (
     ScenarioRun,
@@ -39,8 +39,6 @@ from speculation_run import (
 from speculation_tasks import FAMILIES, Task
 from twinfire.bench.load_run import RunOptions, server_version, warm_up
 from twinfire.bench.machine import describe_machine
-from twinfire.bench.server_process import run_until_signal
-from twinfire.protocol.errors import TwinfireError
 
 FOLDER = Path(__file__).parent
 KEPT = FOLDER / "data" / "speculation-kept.json"
@@ -106,21 +104,7 @@ class Options:
 
 def main() -> int:
     options = parse_options()
-    try:
-        report = run_until_signal(measure(options))
-    except KeyboardInterrupt:
-        return 130
-    except TwinfireError as error:
-        print(f"speculation: {error}", file=sys.stderr)
-        return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-    options.out.with_suffix(".json").write_bytes(content)
-    table = markdown(report)
-    options.out.with_suffix(".md").write_text(table)
-    print(table)
-    print(f"wrote {options.out}.json and .md")
-    return 0
+    return run_and_write("speculation", measure(options), markdown, options.out)
 
 
 async def measure(options: Options) -> SpeculationReport:

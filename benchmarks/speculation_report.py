@@ -7,7 +7,7 @@ requests that are left out take nothing of the others' figures with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -214,31 +214,22 @@ def _rates(report: SpeculationReport, format_: str, *, decode_only: bool) -> str
         over = ratio(scenario, column, decode_only=decode_only)
         return f"{rate:.1f} ({'-' if over is None else f'{over:.2f}'})"
 
-    header = ["", *(f"{column.engine} {column.method}" for column, _ in columns)]
-    rows = [
-        [_label(key), *(cell(column, scenarios.get(key)) for column, scenarios in columns)]
-        for key in _keys(columns)
-    ]
-    return markdown_table(header, rows)
+    return _table(columns, cell)
 
 
 def _acceptance(report: SpeculationReport, format_: str) -> str:
     columns = [(c, scenarios) for c, scenarios in _by_column(report, format_) if c.method != "off"]
-    rows = []
+
+    def cell(column: Column, scenario: Scenario | None) -> str:
+        if scenario is None or column.name not in scenario.runs:
+            return "-"
+        runs, steps = scenario.runs[column.name], scenario.tokens_per_step(column.name)
+        drafted = sum(run.drafted for run in runs)
+        accepted = sum(run.accepted for run in runs)
+        share = f"{accepted:.0f} of {drafted:.0f}" if drafted else "none tried"
+        return f"{'-' if steps is None else f'{steps:.2f}'}, {share}"
+
     fresh: list[str] = []
-    for key in _keys(columns):
-        cells = []
-        for column, scenarios in columns:
-            scenario = scenarios.get(key)
-            if scenario is None or column.name not in scenario.runs:
-                cells.append("-")
-                continue
-            runs, steps = scenario.runs[column.name], scenario.tokens_per_step(column.name)
-            drafted = sum(run.drafted for run in runs)
-            accepted = sum(run.accepted for run in runs)
-            share = f"{accepted:.0f} of {drafted:.0f}" if drafted else "none tried"
-            cells.append(f"{'-' if steps is None else f'{steps:.2f}'}, {share}")
-        rows.append([_label(key), *cells])
     for column, scenarios in columns:
         outcomes = [
             one
@@ -247,8 +238,9 @@ def _acceptance(report: SpeculationReport, format_: str) -> str:
             for one in scenario.outcomes(column.name)
         ]
         fresh.append(_fresh_cell([one for one in outcomes if one.repeated <= FRESH_SHARE]))
-    rows.append([f"all answers that repeat at most {FRESH_SHARE:.0%} of their input", *fresh])
-    return markdown_table(["", *(f"{c.engine} {c.method}" for c, _ in columns)], rows)
+    return _table(
+        columns, cell, [f"all answers that repeat at most {FRESH_SHARE:.0%} of their input", *fresh]
+    )
 
 
 def _fresh_cell(outcomes: Sequence[Outcome]) -> str:
@@ -263,21 +255,31 @@ def _fresh_cell(outcomes: Sequence[Outcome]) -> str:
 
 def _rejections(report: SpeculationReport, format_: str) -> str:
     columns = _by_column(report, format_)
-    rows = []
-    for key in _keys(columns):
-        cells = []
-        for column, scenarios in columns:
-            scenario = scenarios.get(key)
-            if scenario is None or column.name not in scenario.runs:
-                cells.append("-")
-                continue
-            cell = f"{scenario.num_rejected[column.name]}/{scenario.num_requests[column.name]}"
-            if column.method != "off":
-                differing = scenario.num_differing(column.name, _off(column))
-                cell += f", {differing} answers differ" if differing else ""
-            cells.append(cell)
-        rows.append([_label(key), *cells])
-    return markdown_table(["", *(f"{c.engine} {c.method}" for c, _ in columns)], rows)
+
+    def cell(column: Column, scenario: Scenario | None) -> str:
+        if scenario is None or column.name not in scenario.runs:
+            return "-"
+        text = f"{scenario.num_rejected[column.name]}/{scenario.num_requests[column.name]}"
+        if column.method != "off":
+            differing = scenario.num_differing(column.name, _off(column))
+            text += f", {differing} answers differ" if differing else ""
+        return text
+
+    return _table(columns, cell)
+
+
+def _table(
+    columns: Sequence[tuple[Column, dict]],
+    cell: Callable[[Column, Scenario | None], str],
+    *last_rows: Sequence[str],
+) -> str:
+    """Return a row for each scenario and a column for each server, then the last rows."""
+    rows = [
+        [_label(key), *(cell(column, scenarios.get(key)) for column, scenarios in columns)]
+        for key in _keys(columns)
+    ]
+    header = ["", *(f"{column.engine} {column.method}" for column, _ in columns)]
+    return markdown_table(header, [*rows, *last_rows])
 
 
 def _screenings(report: SpeculationReport) -> str:

@@ -11,17 +11,15 @@ from support.default_model import default_model_path
 from support.native_runners import load_native
 from support.real_prompts import real_prompts
 from support.token_streams import params, streams
+from support.two_engines import real_engine
 from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.shipped_heads import find_shipped_head, resolve_draft_head
 from twinfire.engine.engine import Engine
-from twinfire.engine.sampler import Sampler
 from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
 from twinfire.protocol.messages import Submit
 from twinfire.protocol.speculation import parse_speculation
 from twinfire.protocol.tokens import pack_ids
-from twinfire.scheduler.scheduler import Scheduler
-from twinfire.scheduler.scheduler_config import SchedulerConfig
-from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, wants_head
+from twinfire.worker.speculation import wants_head
 
 METHODS = [
     "ngram:adaptive=false",
@@ -49,17 +47,15 @@ def engine(
         num_threads=num_threads,
         head=head,
     )
-    runner.init_kv(num_blocks)
-    ops = NativeSamplingOps()
-    config = SchedulerConfig(
+    served, _ = real_engine(
+        runner,
+        NativeSamplingOps(),
         num_blocks=num_blocks,
+        num_batched_tokens=96,
         max_model_len=max_model_len,
-        max_num_seqs=8,
-        max_num_batched_tokens=96,
-        num_lookahead_tokens=num_lookahead_tokens(options),
+        speculate=speculate,
     )
-    speculator = build_speculator(options, runner, ops, num_blocks)
-    return Engine(Scheduler(config), runner, Sampler(ops), speculator=speculator)
+    return served
 
 
 def answers(served: Engine, prompts: list[array[int]], max_tokens: int) -> list[list[int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -12,17 +10,14 @@ from support.default_head import random_default_head
 from support.default_model import default_model_path
 from support.real_prompts import real_prompts
 from support.token_streams import params, streams
-from twinfire.artifacts.checkpoint import Checkpoint, open_checkpoint
-from twinfire.engine.engine import Engine
-from twinfire.engine.sampler import Sampler
-from twinfire.engine.torch_runner import TorchRunner, load_torch_runner
+from support.two_engines import real_engine
+from twinfire.artifacts.checkpoint import open_checkpoint
+from twinfire.engine.torch_runner import load_torch_runner
 from twinfire.kernels.torch.sampling import TorchSamplingOps
 from twinfire.protocol.messages import Submit
 from twinfire.protocol.speculation import parse_speculation
 from twinfire.protocol.tokens import pack_ids
-from twinfire.scheduler.scheduler import Scheduler
-from twinfire.scheduler.scheduler_config import SchedulerConfig
-from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, wants_head
+from twinfire.worker.speculation import wants_head
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,41 +28,29 @@ MAX_TOKENS = 48
 
 def answers(device: str, dtype: str, speculate: str = "off") -> list[list[int]]:
     checkpoint = open_checkpoint(default_model_path())
-    options = parse_speculation(speculate)
-    head = random_default_head(checkpoint) if wants_head(options) else None
-    load = partial(_load, checkpoint, device=device, dtype=dtype)
-    runner = load(head=head)
-    runner.init_kv(60)
-    ops = TorchSamplingOps()
-    config = SchedulerConfig(
-        num_blocks=60,
-        max_model_len=512,
-        max_num_seqs=8,
-        max_num_batched_tokens=96,
-        num_lookahead_tokens=num_lookahead_tokens(options),
-    )
-    engine = Engine(
-        Scheduler(config),
-        runner,
-        Sampler(ops),
-        speculator=build_speculator(options, runner, ops, 60),
-    )
-    prompts = real_prompts(checkpoint.tokenizer(), [28, 130, 63, 200, 31])
-    for index, prompt in enumerate(prompts):
-        engine.submit("g", Submit(index, pack_ids(prompt), params(index, MAX_TOKENS)))
-    return streams(engine, len(prompts))
-
-
-def _load(checkpoint: Checkpoint, *, device: str, dtype: str, head: object) -> TorchRunner:
-    return load_torch_runner(
+    drafts = wants_head(parse_speculation(speculate))
+    head = random_default_head(checkpoint) if drafts else None
+    runner = load_torch_runner(
         checkpoint.config,
         checkpoint.weights,
         dtype=dtype,
         num_threads=1,
         progress=lambda *_: None,
         device=device,
-        head=head,  # type: ignore[arg-type]
+        head=head,
     )
+    engine, _ = real_engine(
+        runner,
+        TorchSamplingOps(),
+        num_blocks=60,
+        num_batched_tokens=96,
+        max_model_len=512,
+        speculate=speculate,
+    )
+    prompts = real_prompts(checkpoint.tokenizer(), [28, 130, 63, 200, 31])
+    for index, prompt in enumerate(prompts):
+        engine.submit("g", Submit(index, pack_ids(prompt), params(index, MAX_TOKENS)))
+    return streams(engine, len(prompts))
 
 
 def agreement(first: list[list[int]], second: list[list[int]]) -> float:

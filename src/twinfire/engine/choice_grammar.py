@@ -55,8 +55,7 @@ class ChoiceGrammar:
         forced = self._matcher.forced()[:limit]
         if forced:
             return Draft(forced, [_FORCED_CONFIDENCE] * len(forced), GRAMMAR_SOURCE)
-        count = self._matcher.num_allowed(draft.token_ids)
-        return Draft(draft.token_ids[:count], draft.confidences[:count], draft.source)
+        return draft.first(self._matcher.num_allowed(draft.token_ids))
 
     def accept(self, token_id: int) -> bool:
         """Add a drawn token that does not end the choice; False when the grammar broke down."""

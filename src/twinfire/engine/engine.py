@@ -381,7 +381,5 @@ class Engine:
 def _own_tokens(gains: Series[Gain]) -> dict[Sequence, list[int]]:
     """Return the tokens that each planned sequence drew for itself, not for its forks."""
     return {
-        gain.rows.piece.sequence: gain.token_ids
-        for gain in gains
-        if gain.choice.index == gain.rows.piece.sequence.key[2] and gain.token_ids
+        gain.rows.piece.sequence: gain.token_ids for gain in gains if gain.is_own and gain.token_ids
     }

@@ -91,7 +91,7 @@ class Sampler:
             self._ops.keep_allowed(logits[place], row.grammar.allowed())
         if changes:
             process_logits(logits[place], row.params, row.history)
-        if changes or row.grammar is not None:
+        if row.grammar is not None or (changes and row.params.greedy):
             greedy_id = int(self._ops.argmax(logits[place : place + 1])[0])
         if row.grammar is not None and not logits[place, greedy_id] > -np.inf:
             return Sample(greedy_id, None, is_dead_end=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Series
 
 from twinfire.engine.drafters.draft_lengths import DraftLengths
-from twinfire.engine.drafters.drafter import Draft, DraftContext, Drafter
+from twinfire.engine.drafters.drafter import Draft, DraftContext, Drafter, num_right
 from twinfire.engine.drafters.eagle3 import SOURCE as EAGLE3_SOURCE
 from twinfire.engine.drafters.eagle3 import Eagle3Drafter
 from twinfire.engine.drafters.guarded import GuardedDrafter
@@ -56,8 +56,6 @@ class Speculator:
         self._lengths = lengths
         self._contexts: dict[Sequence, DraftContext] = {}
         self._drafts: dict[Sequence, Draft] = {}
-        self._num_right: dict[Sequence, int] = {}
-        """Drafts of the last step that were drawn."""
         self._num_drafted = [0] * max_drafts
         self._num_accepted = [0] * max_drafts
 
@@ -113,7 +111,7 @@ class Speculator:
             # What a step beside prompts took and saved is not told apart, so neither counts.
             spent_s = self._head.take_spent_s()
             if only_decodes and spent_s and self._worth is not None:
-                self._note_worth(self._worth, plan, spent_s)
+                self._note_worth(self._worth, plan, gains, spent_s)
             self._follow(self._head, plan, gains)
 
     def leave_without_head(self, sequences: Series[Sequence]) -> None:
@@ -125,8 +123,7 @@ class Speculator:
         going_on = {
             gain.rows.piece.sequence.key: gain.rows.piece.sequence
             for gain in gains
-            if not (gain.has_ended or gain.request.handed_over)
-            and gain.choice.index == gain.rows.piece.sequence.key[2]
+            if gain.is_own and not (gain.has_ended or gain.request.handed_over)
         }
         if self._worth is not None and not self._worth.pays(len(going_on)):
             head.skip(plan)
@@ -137,17 +134,21 @@ class Speculator:
             log.exception("a draft head failed; what was computed now goes on without it")
             head.skip(plan)
 
-    def _note_worth(self, worth: HeadWorth, plan: StepPlan, spent_s: float) -> None:
+    def _note_worth(
+        self, worth: HeadWorth, plan: StepPlan, gains: Series[Gain], spent_s: float
+    ) -> None:
         """Weigh what the head's drafts saved in a step against what they took."""
-        drafted = {
-            piece.sequence: len(piece.drafts)
-            for piece in plan.slices
-            if (draft := self._drafts.get(piece.sequence)) is not None
+        drafted = [
+            gain
+            for gain in gains
+            if gain.is_own
+            and (draft := self._drafts.get(gain.rows.piece.sequence)) is not None
             and draft.source == EAGLE3_SOURCE
-        }
+        ]
         num_streams, num_rows = len(plan.slices), plan.num_tokens
-        num_accepted = sum(self._num_right.get(sequence, 0) for sequence in drafted)
-        plain_s = self._costs.seconds(num_rows - sum(drafted.values()))
+        num_accepted = sum(gain.num_accepted for gain in drafted)
+        num_drafted = sum(len(gain.rows.piece.drafts) for gain in drafted)
+        plain_s = self._costs.seconds(num_rows - num_drafted)
         worth.note(
             num_streams,
             num_accepted * self._costs.seconds(num_streams) / num_streams,
@@ -155,20 +156,20 @@ class Speculator:
         )
 
     def _note_verdicts(self, gains: Series[Gain]) -> None:
-        self._num_right.clear()
         for gain in gains:
-            sequence = gain.rows.piece.sequence
-            draft = self._drafts.get(sequence)
-            if draft is None or gain.choice.index != sequence.key[2]:
+            draft = self._drafts.get(gain.rows.piece.sequence)
+            if draft is None or not gain.is_own:
                 continue
-            self._num_right[sequence] = num_accepted = gain.num_accepted
+            num_accepted = gain.num_accepted
             for position in range(len(gain.rows.piece.drafts)):
                 self._num_drafted[position] += 1
                 self._num_accepted[position] += position < num_accepted
             # Each drawn token judges a guess, whether or not a row was spent on it.
-            judged = list(zip(draft.token_ids, gain.token_ids, strict=False))
-            num_right = next((i for i, (a, b) in enumerate(judged) if a != b), len(judged))
-            self._lengths.note_verdict(draft.source, draft.confidences[: len(judged)], num_right)
+            self._lengths.note_verdict(
+                draft.source,
+                draft.confidences[: len(gain.token_ids)],
+                num_right(draft.token_ids, gain.token_ids),
+            )
 
     def _known_tokens(self, draft: Draft) -> Draft:
         """Return a draft up to the first token that the model does not have.
@@ -177,7 +178,7 @@ class Speculator:
         """
         for count, token_id in enumerate(draft.token_ids):
             if token_id >= self._vocab_size:
-                return Draft(draft.token_ids[:count], draft.confidences[:count], draft.source)
+                return draft.first(count)
         return draft
 
     def _limit(self, sequence: Sequence) -> int:

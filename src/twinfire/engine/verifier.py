@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from twinfire.engine.drafters.drafter import num_right
 from twinfire.engine.inputs import DrawRows
 from twinfire.engine.logprob_rows import join_logprob_rows
 from twinfire.engine.request import Choice, Request
@@ -40,6 +41,11 @@ class Gain:
         return self.rows.request
 
     @property
+    def is_own(self) -> bool:
+        """Whether the sequence goes on with this choice; others fork from it."""
+        return self.choice.index == self.rows.piece.sequence.key[2]
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing comes after it."""
         return self.finish_reason is not None or self.refusal is not None
@@ -47,12 +53,7 @@ class Gain:
     @property
     def num_accepted(self) -> int:
         """Drafts that were drawn."""
-        drafts = self.rows.piece.drafts
-        pairs = zip(drafts, self.token_ids, strict=False)
-        return next(
-            (index for index, (draft, token_id) in enumerate(pairs) if draft != token_id),
-            min(len(drafts), len(self.token_ids)),
-        )
+        return num_right(self.rows.piece.drafts, self.token_ids)
 
     def logprobs(self) -> LogprobRows | None:
         """Return a row for each token, None where they are not wanted."""

@@ -44,6 +44,20 @@ class Draft:
     source: str
     """Which drafter guessed: "ngram", "suffix", "eagle3"."""
 
+    def first(self, count: int) -> Draft:
+        """Return the first `count` tokens of it."""
+        return Draft(self.token_ids[:count], self.confidences[:count], self.source)
+
+
+def num_right(guessed: Sequence[int], drawn: Sequence[int]) -> int:
+    """Return how many of the guesses, from the first on, are what was drawn in their place."""
+    count = 0
+    for guess, token_id in zip(guessed, drawn, strict=False):
+        if guess != token_id:
+            break
+        count += 1
+    return count
+
 
 class Drafter(Protocol):
     """Guesses what follows."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from twinfire.engine.drafters.choice_index import ChoiceIndex, ChoiceIndexes, anchor_lengths
 from twinfire.engine.drafters.drafter import ChoiceKey, Draft, DraftContext
+from twinfire.engine.drafters.track_record import rising_confidences
 
 _PLACES = 8
 """Places that are compared; all are of the newest."""
@@ -50,5 +51,4 @@ class NgramDrafter:
         choice.record.expect(len(tokens), token_ids[0])
         rate = choice.record.hit_rate
         first = (length + 4.0 * rate) / (length + 5.0)
-        confidences = [1.0 - (1.0 - first) * 0.9**depth for depth in range(len(token_ids))]
-        return Draft(token_ids, confidences, "ngram")
+        return Draft(token_ids, rising_confidences(first, len(token_ids)), "ngram")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from twinfire.engine.drafters.drafter import ChoiceKey, Draft, DraftContext
 from twinfire.engine.drafters.suffix_index import SuffixIndex
-from twinfire.engine.drafters.track_record import TrackRecord
+from twinfire.engine.drafters.track_record import TrackRecord, rising_confidences
 
 _ANCHORS = (2, 4, 8)
 _MAX_LENGTH = 32
@@ -72,8 +72,7 @@ class _Follower:
         token_ids = list(self._prediction[place : place + context.limit])
         self._record.expect(len(context.tokens), token_ids[0])
         first = (self._run + 10.0 * self._record.hit_rate) / (self._run + 10.5)
-        confidences = [1.0 - (1.0 - first) * 0.9**depth for depth in range(len(token_ids))]
-        return Draft(token_ids, confidences, "prediction")
+        return Draft(token_ids, rising_confidences(first, len(token_ids)), "prediction")
 
     def _follow(self, tokens: array[int]) -> None:
         prediction = self._prediction

@@ -7,6 +7,14 @@ from array import array
 _MEMORY = 0.9
 """Weight of what was known when one more guess is judged."""
 
+_DOUBT_KEPT = 0.9
+"""Of the doubt in a token, what is left for the next, once that one was right."""
+
+
+def rising_confidences(first: float, count: int) -> list[float]:
+    """Return [count] confidences along a text that is copied: what was right goes on being so."""
+    return [1.0 - (1.0 - first) * _DOUBT_KEPT**depth for depth in range(count)]
+
 
 class TrackRecord:
     """Judges the first token of each draft by the token that came."""
