@@ -20,18 +20,32 @@ DRAFT_SCALES_GROUP = "draft_scales"
 """The scales of an 8-bit draft group: one float for each token and head."""
 
 
+Float32Array = npt.NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
     """The head's first choice for each of R logit rows."""
 
     token_ids: npt.NDArray[np.int64]
     """[R] ids of the target's vocabulary."""
-    probabilities: npt.NDArray[np.float32]
+    probabilities: Float32Array
     """[R] the choice's share of the softmax over the draft vocabulary."""
+
+
+def check_fused(fused: Float32Array, num_tokens: int, width: int) -> None:
+    """Raise ValueError unless `fused` has one row of the head's width for each token."""
+    if fused.shape != (num_tokens, width):
+        raise ValueError(f"fused rows are {fused.shape}; the step takes {(num_tokens, width)}")
 
 
 class DraftRunner(Protocol):
     """A loaded head. Belongs to its runner's step loop; needs the runner's `init_kv`."""
+
+    @property
+    def fused_width(self) -> int:
+        """Elements of a row of `fused_rows`."""
+        ...
 
     def first(self, batch: StepBatch, feature_rows: Int32Array) -> DraftedTokens:
         """Draft from features of the target.
@@ -49,5 +63,20 @@ class DraftRunner(Protocol):
         Row i reads what logit row `kept_rows[i]` of the last `first` or `further` gave, and embeds
         the token drafted there, at the next position and slot. ValueError on a row that the last
         call did not have.
+        """
+        ...
+
+    def fused_rows(self, feature_rows: Int32Array) -> Float32Array:
+        """Return what `first` makes of R rows of the target before it reads their tokens.
+
+        [R, fused_width], for `first_from` of the same head beside the same target elsewhere.
+        ValueError on a row that the last `execute` did not have.
+        """
+        ...
+
+    def first_from(self, batch: StepBatch, fused: Float32Array) -> DraftedTokens:
+        """Draft as `first` does, from rows [T, fused_width] of `fused_rows`.
+
+        ValueError on rows of another number or width.
         """
         ...

@@ -13,7 +13,14 @@ import numpy as np
 
 from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import ModelConfig
-from twinfire.engine.draft_runner import DRAFT_GROUP, DRAFT_SCALES_GROUP, DraftedTokens
+from twinfire.engine.draft_runner import (
+    DRAFT_GROUP,
+    DRAFT_SCALES_GROUP,
+    DraftedTokens,
+    Float32Array,
+    check_fused,
+)
+from twinfire.engine.native_fused_rows import FusedReader, FusedWriter, record_fused
 from twinfire.engine.native_kv import CacheShape, NativeKv
 from twinfire.kernels.cpu._native import KeptRows, PackedMatrix, Program, ThreadTeam
 from twinfire.kernels.cpu.lowering import KeptLinks, lower, matrix_uses
@@ -42,16 +49,26 @@ class NativeDraftRunner:
         weights: NativeWeights,
         first: Program,
         further: Program,
+        reader: FusedReader,
+        writer: FusedWriter,
         kv: NativeKv,
         *,
         op_by_op: bool,
     ) -> None:
         self._draft_ids = head.draft_ids
+        self._width = head.config.hidden_size
+        self._reader = reader
+        self._writer = writer
         self._weights = weights
         self._first = first
         self._further = further
         self._kv = kv
         self._op_by_op = op_by_op
+
+    @property
+    def fused_width(self) -> int:
+        """Elements of a row of `fused_rows`."""
+        return self._width
 
     @property
     def weight_bytes(self) -> int:
@@ -69,6 +86,16 @@ class NativeDraftRunner:
     def further(self, batch: StepBatch, kept_rows: Int32Array) -> DraftedTokens:
         """Draft from the head's own rows `kept_rows`; ValueError on a row that is none."""
         return self._run(self._further, batch, kept_rows)
+
+    def fused_rows(self, feature_rows: Int32Array) -> Float32Array:
+        """Return what `first` makes of the target's rows; ValueError on a row that is none."""
+        return self._reader.read(feature_rows, self._kv.cache(KV_INDEX))
+
+    def first_from(self, batch: StepBatch, fused: Float32Array) -> DraftedTokens:
+        """Draft from rows of `fused_rows`; ValueError on rows of another number or width."""
+        check_fused(fused, batch.num_tokens, self._width)
+        self._writer.write(fused, self._kv.cache(KV_INDEX))
+        return self._run(self._further, batch, np.arange(len(fused), dtype=np.int32))
 
     def _run(self, program: Program, batch: StepBatch, kept_rows: Int32Array) -> DraftedTokens:
         num_rows = len(batch.logit_rows)
@@ -143,12 +170,12 @@ def load_native_draft(
 
     first, first_logits = record(body.first)
     further, further_logits = record(body.further)
+    fused, fused_rows = record_fused(body, weights)
     uses = {
         index: replace(use, format=MATRIX_FORMAT)
         for index, use in matrix_uses(first.values, first_logits).items()
     }
-    if body.feature_matrix is not None:
-        uses[body.feature_matrix.index] = MatrixUse(format=FEATURE_FORMAT)
+    uses[fused_rows.weight.index] = MatrixUse(format=FEATURE_FORMAT)
     weights.pack(uses)
     own_rows = KeptRows(head.config.hidden_size)
 
@@ -162,6 +189,8 @@ def load_native_draft(
         weights,
         program(first, first_logits, target.features),
         program(further, further_logits, own_rows),
+        FusedReader(program(fused, fused_rows, target.features), head.config.hidden_size),
+        FusedWriter(own_rows, team, isa),
         kv,
         op_by_op=op_by_op,
     )

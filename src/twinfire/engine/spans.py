@@ -64,6 +64,12 @@ def pack_spans(
     )
 
 
+def pack_rows(token_ids: Sequence[int], block_size: int) -> StepBatch:
+    """Return a batch for ops that look at no KV: its positions and slots mean nothing."""
+    block_ids = (0,) * -(-len(token_ids) // block_size)
+    return pack_spans([Span(block_ids, 0, token_ids)], block_size, range(len(token_ids)))
+
+
 def _block_tables(spans: Sequence[Span], block_size: int) -> Int32Array:
     widths = [-(-span.end // block_size) for span in spans]
     tables = np.zeros((len(spans), max(widths, default=0)), np.int32)

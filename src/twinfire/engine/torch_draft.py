@@ -14,7 +14,13 @@ from torch import Tensor
 
 from twinfire.artifacts.draft_head import DraftHead
 from twinfire.cache.kv_group import KvGroup
-from twinfire.engine.draft_runner import DRAFT_GROUP, DraftedTokens
+from twinfire.engine.draft_runner import (
+    DRAFT_GROUP,
+    DraftedTokens,
+    Float32Array,
+    check_fused,
+)
+from twinfire.engine.spans import pack_rows
 from twinfire.engine.torch_kv import TorchKv
 from twinfire.kernels.ops import StepOps
 from twinfire.kernels.step_batch import Int32Array, StepBatch
@@ -52,6 +58,11 @@ class TorchDraftRunner:
         """Memory of the head's packed weights, without the target's embedding."""
         return self._weights.num_bytes
 
+    @property
+    def fused_width(self) -> int:
+        """Elements of a row of `fused_rows`."""
+        return self._body.width
+
     def first(self, batch: StepBatch, feature_rows: Int32Array) -> DraftedTokens:
         """Draft from the target's rows `feature_rows`; ValueError on a row that is none."""
         return self._run(self._body.first, self.target_features, batch, feature_rows)
@@ -61,6 +72,22 @@ class TorchDraftRunner:
         return self._run(self._body.further, self._own_rows, batch, kept_rows)
 
     @torch.inference_mode()
+    def fused_rows(self, feature_rows: Int32Array) -> Float32Array:
+        """Return what `first` makes of the target's rows; ValueError on a row that is none."""
+        memory = self._kv.memory(KV_INDEX)
+        batch = pack_rows([0] * len(feature_rows), memory.block_size)
+        kept = _kept(self.target_features, batch, feature_rows)
+        fused = self._body.fused(TorchStep(self._weights, self._numerics, memory, batch, kept))
+        return fused.to(device="cpu", dtype=torch.float32).numpy()
+
+    def first_from(self, batch: StepBatch, fused: Float32Array) -> DraftedTokens:
+        """Draft from rows of `fused_rows`; ValueError on rows of another number or width."""
+        check_fused(fused, batch.num_tokens, self.fused_width)
+        memory = self._kv.memory(KV_INDEX)
+        self._own_rows = [torch.tensor(fused, device=memory.device, dtype=memory.dtype)]
+        return self.further(batch, np.arange(len(fused), dtype=np.int32))
+
+    @torch.inference_mode()
     def _run(
         self,
         draft: Callable[[StepOps[Tensor]], Tensor],
@@ -68,12 +95,7 @@ class TorchDraftRunner:
         batch: StepBatch,
         rows: Int32Array,
     ) -> DraftedTokens:
-        num_kept = len(features[0]) if features else 0
-        if len(rows) != batch.num_tokens:
-            raise ValueError(f"{len(rows)} kept rows for {batch.num_tokens} tokens")
-        if any(not 0 <= row < num_kept for row in rows.tolist()):
-            raise ValueError(f"kept rows must lie in [0, {num_kept})")
-        kept = KeptFeatures(features, rows)
+        kept = _kept(features, batch, rows)
         step = TorchStep(self._weights, self._numerics, self._kv.memory(KV_INDEX), batch, kept)
         hidden_rows = draft(step)
         self._own_rows = step.features
@@ -86,6 +108,15 @@ class TorchDraftRunner:
         return DraftedTokens(
             ids if self._draft_ids is None else self._draft_ids[ids], shares.numpy()
         )
+
+
+def _kept(features: Sequence[Tensor], batch: StepBatch, rows: Int32Array) -> KeptFeatures:
+    num_kept = len(features[0]) if features else 0
+    if len(rows) != batch.num_tokens:
+        raise ValueError(f"{len(rows)} kept rows for {batch.num_tokens} tokens")
+    if any(not 0 <= row < num_kept for row in rows.tolist()):
+        raise ValueError(f"kept rows must lie in [0, {num_kept})")
+    return KeptFeatures(features, rows)
 
 
 def draft_kv_group(head: DraftHead, dtype: str) -> KvGroup:

@@ -93,17 +93,21 @@ class Eagle3Head:
         self._head = linear("lm_head")
 
     @property
-    def feature_matrix(self) -> LinearRef | None:
-        """What multiplies the target's features, None for a head without."""
-        return self._fc
+    def width(self) -> int:
+        """Elements of a row that it drafts from."""
+        return self._config.hidden_size
 
     def first(self, ops: StepOps[A]) -> A:
         """Draft from the target's kept features; returns the normed state of the logit rows.
 
         Keeps, as feature 0, what `further` reads: one row per logit row.
         """
+        return self._draft(ops, self.fused(ops))
+
+    def fused(self, ops: StepOps[A]) -> A:
+        """Return what `first` drafts from: the target's features as one of the head's own width."""
         if self._fc is None:
-            return self._draft(ops, ops.kept_feature(0, self._config.hidden_size))
+            return ops.kept_feature(0, self._config.hidden_size)
         width = self._config.target_hidden_size
         features = [
             ops.kept_feature(index, width) for index in range(len(self._config.feature_layers))
@@ -116,7 +120,7 @@ class Eagle3Head:
         x = features[0] if len(features) == 1 else ops.concat(features)
         if self._features_norm is not None:
             x = ops.rms_norm(x, self._features_norm, self._eps)
-        return self._draft(ops, ops.linear(x, self._fc))
+        return ops.linear(x, self._fc)
 
     def further(self, ops: StepOps[A]) -> A:
         """Do the same from what the last draft kept."""
