@@ -14,7 +14,6 @@ from support.random_heads import VARIANTS, PlainHead, random_head
 from support.step_batches import Fed
 from support.tiny_models import ArrayWeights, TinyModel, tiny_model
 from twinfire.artifacts.draft_head import DraftHead
-from twinfire.artifacts.draft_head_config import MlaSizes
 from twinfire.artifacts.model_config import RopeConfig
 from twinfire.protocol.errors import ModelError
 from twinfire.training.draft_loader import load_draft_module
@@ -181,11 +180,7 @@ def without(head: DraftHead, *names: str) -> DraftHead:
 @pytest.mark.parametrize("make", [native_drafter, torch_drafter])
 def test_heads_that_do_not_fit_are_refused(model: TinyModel, make: object) -> None:
     plain, wider = random_head("plain"), random_head("wider")
-    mla = MlaSizes(
-        q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32
-    )
     for head, message in (
-        (with_config(plain, attention="mla", mla=mla), "attention is mla"),
         (with_config(plain, target_hidden_size=64), "target_hidden_size 64 .* hidden_size 48"),
         (with_config(plain, feature_layers=(0, 1, 4)), "after 4 layers; it has 3"),
         (with_config(plain, feature_layers=()), "feature_layers are none"),

@@ -26,6 +26,13 @@ class MlaSizes:
     v_head_dim: int
     score_factor: float = 1.0
     """Multiplies the attention scores beside 1 / sqrt(head width): yarn's mscale, squared."""
+    rope_interleaved: bool = True
+    """Rows of the turned part come in pairs (2i, 2i + 1), as DeepSeek's; else as i, i + half."""
+
+    @property
+    def cached_width(self) -> int:
+        """Elements that the cache keeps of a token and layer: latent row and turned key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,11 +166,17 @@ def _mla(fields: Fields) -> MlaSizes:
         weight = scaling.optional_number("mscale_all_dim")
         if weight:
             factor = yarn_mscale(scaling.number("factor", 1.0), weight) ** 2
+    rope_head_dim = fields.integer("qk_rope_head_dim")
+    if rope_head_dim % 2:
+        raise fields.fault(
+            "qk_rope_head_dim", f"is {rope_head_dim}; rotary embedding needs an even one"
+        )
     return MlaSizes(
         q_lora_rank=fields.optional_integer("q_lora_rank", 1),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+        qk_rope_head_dim=rope_head_dim,
         v_head_dim=fields.integer("v_head_dim"),
         score_factor=factor,
+        rope_interleaved=fields.flag("rope_interleave", default=True),
     )

@@ -1,8 +1,8 @@
 """What one KV block is made of: named groups of per-layer arrays.
 
 The canonical wire layout of a group in a block is `[layer][k, v][kv_head][token][head_dim]`, C
-order, little-endian; groups follow each other in the order of `KvLayout.groups`. A runner may keep
-another layout in memory and converts at the wire.
+order, little-endian; groups follow each other in the order of `KvLayout.groups`. Latent attention
+has no v. A runner may keep another layout in memory and converts at the wire.
 """
 
 from __future__ import annotations
@@ -30,11 +30,24 @@ class KvGroup:
     head_dim: int
     dtype: str
     """A key of ELEMENT_BYTES."""
+    values_in_keys: bool = False
+    """Keys alone are stored: a value is the beginning of its key, as in latent attention."""
+
+    @property
+    def num_arrays(self) -> int:
+        """Arrays of a layer: keys and values, or keys alone."""
+        return 1 if self.values_in_keys else 2
+
+    @property
+    def text(self) -> str:
+        """All that must be equal for a block's bytes to mean the same to two workers."""
+        shape = f"{self.num_layers}:{self.num_kv_heads}:{self.head_dim}:{self.dtype}"
+        return f"{self.name}:{shape}" + (":values in keys" if self.values_in_keys else "")
 
     def bytes_per_block(self, block_size: int = BLOCK_SIZE) -> int:
         """Bytes of this group in one block."""
-        elements = self.num_layers * 2 * self.num_kv_heads * block_size * self.head_dim
-        return elements * ELEMENT_BYTES[self.dtype]
+        rows = self.num_layers * self.num_arrays * self.num_kv_heads * block_size
+        return rows * self.head_dim * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,11 @@ def feature_width(head: DraftHead) -> int:
 def draft_cache_shape(head: DraftHead, dtype: str) -> CacheShape:
     """Return the shape of the head's KV; ModelError when no kernel has its width."""
     config = head.config
+    if config.attention != "llama":
+        raise ModelError(
+            f"the draft head's attention is {config.attention} (multi-head latent attention), "
+            "which the native kernels do not compute; --backend torch does"
+        )
     if config.head_dim % HEAD_DIM_MULTIPLE:
         raise ModelError(
             f"the draft head's head_dim {config.head_dim} is not a multiple of "

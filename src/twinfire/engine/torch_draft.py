@@ -120,6 +120,9 @@ def _kept(features: Sequence[Tensor], batch: StepBatch, rows: Int32Array) -> Kep
 
 
 def draft_kv_group(head: DraftHead, dtype: str) -> KvGroup:
-    """Return the group of the head's KV."""
+    """Return the group of the head's KV, in the element type that it computes in."""
     config = head.config
+    if config.mla is not None:
+        width, layers = config.mla.cached_width, config.num_layers
+        return KvGroup(DRAFT_GROUP, layers, 1, width, dtype, values_in_keys=True)
     return KvGroup(DRAFT_GROUP, config.num_layers, config.num_kv_heads, config.head_dim, dtype)

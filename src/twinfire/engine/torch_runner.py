@@ -161,7 +161,9 @@ def load_torch_runner(
     draft, kv = None, TorchKv([group], target)
     if head is not None:
         kv = TorchKv([group, draft_kv_group(head, dtype)], target)
-        draft_weights = TorchWeights(numerics.pack, element, target, on_bytes)
+        draft_weights = TorchWeights(
+            numerics.pack, element, target, on_bytes, numerics.pack_per_head
+        )
         embedding = packed.embedding_at(model.embedding)
         shared = draft_weights.share_embedding(embedding, config.hidden_size)
         body = Eagle3Head(head.config, head.weights, draft_weights, shared)

@@ -29,6 +29,8 @@ class HeadLayout:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    """Where a row has no v heads: how much of a key, from its beginning, is its value."""
 
     @property
     def query_width(self) -> int:
@@ -43,7 +45,13 @@ class HeadLayout:
     @property
     def fused_width(self) -> int:
         """Elements of a whole row."""
-        return self.query_width + 2 * self.kv_width
+        num_arrays = 2 if self.value_dim is None else 1
+        return self.query_width + num_arrays * self.kv_width
+
+    @property
+    def attended_width(self) -> int:
+        """Elements of what attention returns for a row."""
+        return self.num_heads * (self.value_dim or self.head_dim)
 
     @property
     def queries_per_kv_head(self) -> int:
@@ -154,8 +162,9 @@ class StepOps(Protocol[A]):
     def attention(
         self, qkv: A, heads: HeadLayout, layer: int, window: int | None, scale: float
     ) -> A:
-        """Attend each query to its sequence's stored keys up to its own position, [T, query_width].
+        """Attend each query to its sequence's stored keys up to its own position.
 
+        Returns [T, attended_width].
         With a `window` only the last `window` positions, its own included, are seen.
         `write_kv` of the same layer comes first.
         """

@@ -8,6 +8,7 @@ weights; holds no tensor and never looks at a value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from twinfire.artifacts.draft_head_config import DraftHeadConfig
 from twinfire.artifacts.draft_head_shapes import draft_head_shapes
@@ -18,20 +19,39 @@ from twinfire.kernels.ops import (
     EmbeddingRef,
     HeadLayout,
     LinearRef,
+    RopeRef,
     StepOps,
     VectorRef,
     WeightOps,
 )
+from twinfire.models.latent_attention import LatentAttention
 from twinfire.models.rope import rope_table
 from twinfire.models.tensor_names import check_shapes
 from twinfire.protocol.errors import ModelError
 
 
+class _Attention(Protocol):
+    def __call__(self, ops: StepOps[A], x: A, layer: int) -> A: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _LlamaAttention:
+    heads: HeadLayout
+    rope: RopeRef
+    qkv: LinearRef
+    output: LinearRef
+
+    def __call__(self, ops: StepOps[A], x: A, layer: int) -> A:
+        qkv = ops.rope(ops.linear(x, self.qkv), self.heads, self.rope)
+        ops.write_kv(qkv, self.heads, layer)
+        attended = ops.attention(qkv, self.heads, layer, None, self.heads.head_dim**-0.5)
+        return ops.linear(attended, self.output)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: VectorRef
-    qkv: LinearRef
-    output: LinearRef
+    attention: _Attention
     feed_forward_norm: VectorRef
     gate_up: LinearRef
     down: LinearRef
@@ -55,7 +75,7 @@ class Eagle3Head:
         _check(config, weights, target_embedding.width)
         self._config = config
         self._eps = config.rms_norm_eps
-        self._heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
+        mla = config.mla
 
         def vector(name: str) -> VectorRef:
             return ops.vector(weights.tensor(f"{name}.weight"))
@@ -64,12 +84,21 @@ class Eagle3Head:
             parts: list[MappedTensor] = [weights.tensor(f"{name}.weight") for name in names]
             return ops.linear(parts)
 
+        def attention(prefix: str) -> _Attention:
+            if mla is not None:
+                return LatentAttention(config, mla, weights, ops, rope, prefix)
+            return _LlamaAttention(
+                HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim),
+                rope,
+                qkv=linear(*(f"{prefix}.{part}_proj" for part in "qkv")),
+                output=linear(f"{prefix}.o_proj"),
+            )
+
         def layer(prefix: str) -> _Layer:
-            attention, feed_forward = f"{prefix}.self_attn", f"{prefix}.mlp"
+            feed_forward = f"{prefix}.mlp"
             return _Layer(
                 input_norm=vector(f"{prefix}.input_layernorm"),
-                qkv=linear(*(f"{attention}.{part}_proj" for part in "qkv")),
-                output=linear(f"{attention}.o_proj"),
+                attention=attention(f"{prefix}.self_attn"),
                 feed_forward_norm=vector(f"{prefix}.post_attention_layernorm"),
                 gate_up=linear(f"{feed_forward}.gate_proj", f"{feed_forward}.up_proj"),
                 down=linear(f"{feed_forward}.down_proj"),
@@ -87,7 +116,8 @@ class Eagle3Head:
             ops.embedding(weights.tensor(EMBEDDING)) if EMBEDDING in weights else target_embedding
         )
         self._hidden_norm = vector("layers.0.hidden_norm")
-        self._rope = ops.rope(rope_table(config.rope, config.head_dim))
+        turned_width = config.head_dim if mla is None else mla.qk_rope_head_dim
+        rope = ops.rope(rope_table(config.rope, turned_width))
         self._layers = tuple(layer(f"layers.{index}") for index in range(config.num_layers))
         self._final_norm = vector("norm")
         self._head = linear("lm_head")
@@ -138,11 +168,7 @@ class Eagle3Head:
         for index, layer in enumerate(self._layers):
             if index:
                 x, residual = ops.add_rms_norm(x, residual, layer.input_norm, self._eps)
-            qkv = ops.rope(ops.linear(x, layer.qkv), self._heads, self._rope)
-            ops.write_kv(qkv, self._heads, index)
-            scale = self._heads.head_dim**-0.5
-            attended = ops.attention(qkv, self._heads, index, None, scale)
-            x = ops.linear(attended, layer.output)
+            x = layer.attention(ops, x, index)
             x, residual = ops.add_rms_norm(x, residual, layer.feed_forward_norm, self._eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
         x, residual = ops.take_logit_rows(x), ops.take_logit_rows(residual)
@@ -152,10 +178,9 @@ class Eagle3Head:
 
 
 def _check(config: DraftHeadConfig, weights: WeightSource, target_embedding_width: int) -> None:
-    if config.attention != "llama":
+    if (config.attention == "mla") != (config.mla is not None):
         raise ModelError(
-            f"the draft head's attention is {config.attention} (multi-head latent attention), "
-            "which is not supported; a head with Llama's attention is"
+            f"the draft head's attention is {config.attention}, its mla sizes are {config.mla}"
         )
     if config.num_layers < 1:
         raise ModelError("the draft head's num_layers must be at least 1")

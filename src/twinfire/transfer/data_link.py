@@ -74,10 +74,7 @@ _HELLO_DECODER = msgspec.msgpack.Decoder(LinkHello)
 
 def layout_text(layout: KvLayout) -> str:
     """Return what must be equal for blocks to mean the same on both ends."""
-    groups = ",".join(
-        f"{group.name}:{group.num_layers}:{group.num_kv_heads}:{group.head_dim}:{group.dtype}"
-        for group in layout.groups
-    )
+    groups = ",".join(group.text for group in layout.groups)
     return f"{groups};{layout.block_size}"
 
 

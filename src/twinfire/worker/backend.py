@@ -65,7 +65,7 @@ def load_backend(
 
     ModelError when no kernels here can do what is asked.
     """
-    obstacle = _native_obstacle(config, checkpoint)
+    obstacle = _native_obstacle(config, checkpoint, head)
     if config.backend == "native" and obstacle is not None:
         raise ModelError(f"the native backend cannot serve this: {obstacle}")
     if config.backend == "torch" or obstacle is not None:
@@ -76,7 +76,9 @@ def load_backend(
     return backend
 
 
-def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None:
+def _native_obstacle(
+    config: WorkerConfig, checkpoint: Checkpoint, head: DraftHead | None
+) -> str | None:
     if config.device != "cpu":
         return f"device {config.device} takes torch"
     if config.dtype in ("f32", "f16"):
@@ -84,6 +86,11 @@ def _native_obstacle(config: WorkerConfig, checkpoint: Checkpoint) -> str | None
     head_dim = checkpoint.config.head_dim
     if head_dim % NATIVE_HEAD_DIM_MULTIPLE:
         return f"head_dim {head_dim} is not a multiple of {NATIVE_HEAD_DIM_MULTIPLE}"
+    if head is not None and head.config.attention != "llama":
+        return (
+            f"the draft head's attention is {head.config.attention} (multi-head latent attention), "
+            "which takes --backend torch"
+        )
     return None
 
 
@@ -130,7 +137,8 @@ def _torch_backend(
     head: DraftHead | None,
 ) -> Backend:
     if config.quantization not in ("auto", "none"):
-        raise ModelError(f"quantization {config.quantization} takes the native backend")
+        why = "" if reason is None else f", but {reason}"
+        raise ModelError(f"quantization {config.quantization} takes the native backend{why}")
     dtype = _torch_dtype(config, checkpoint)
     if config.kv_cache_dtype not in ("auto", dtype):
         raise ModelError(

@@ -45,4 +45,4 @@ def _describe_draft(groups: Sequence[KvGroup], head: DraftHead | None) -> str:
 
 
 def _describe(group: KvGroup) -> str:
-    return f"{group.name}:{group.num_layers}:{group.num_kv_heads}:{group.head_dim}:{group.dtype}"
+    return group.text

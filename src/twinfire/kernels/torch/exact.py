@@ -14,7 +14,13 @@ from twinfire.kernels.ops import HeadLayout
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.kernels.torch.exact_attention import ExactAttention
 from twinfire.kernels.torch.kv_memory import KvMemory
-from twinfire.kernels.torch.linear import Linear, Packer, TiledLinear, choose_packer
+from twinfire.kernels.torch.linear import (
+    Linear,
+    Packer,
+    PerHeadLinear,
+    TiledLinear,
+    choose_packer,
+)
 
 _TILE_ROWS = 16
 """Enough for the multiply to run near its full rate, few enough not to waste a lone row's time."""
@@ -30,6 +36,10 @@ class ExactNumerics:
     def pack(self) -> Packer:
         """Makes the matrices' multiplies."""
         return self._pack_tiled
+
+    def pack_per_head(self, weight: Tensor) -> Linear:
+        """Return the multiply of [heads, out, in] with rows of [heads * in]."""
+        return TiledLinear(PerHeadLinear(weight), _TILE_ROWS)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Norm the last axis."""

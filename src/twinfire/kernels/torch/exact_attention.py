@@ -77,8 +77,8 @@ class ExactAttention:
         )
 
     def __call__(self, queries: Tensor, layer: int, scale: float) -> Tensor:
-        """Attend [T, query_width]."""
-        attended = torch.empty_like(queries)
+        """Attend [T, query_width]; returns [T, attended_width]."""
+        attended = queries.new_empty(len(queries), self._heads.attended_width)
         for wave in self._waves:
             rows = self._attend(queries.index_select(0, wave.rows) * scale, layer, wave)
             attended.index_copy_(0, wave.rows[wave.kept], rows[wave.kept])
@@ -101,11 +101,12 @@ class ExactAttention:
         )
         maximum = grouped.new_full((len(grouped), group_rows, 1), _LOWEST)
         total = torch.zeros_like(maximum)
-        mixed = torch.zeros_like(grouped)
+        mixed = grouped.new_zeros(*maximum.shape[:2], heads.value_dim or heads.head_dim)
         for tile in wave.key_tiles:
             used = tile.num_tiles * heads.num_kv_heads
             gathered = self._kv.gather(layer, tile.block_rows)
-            keys, values = gathered.view(2, used, _KEYS, heads.head_dim)
+            arrays = gathered.view(-1, used, _KEYS, heads.head_dim)
+            keys, values = arrays[0], arrays[-1][..., : heads.value_dim]
             scores = torch.bmm(grouped[:used], keys.transpose(1, 2))
             if tile.hidden is not None:
                 shape = (tile.num_tiles, heads.num_kv_heads, -1, _QUERY_ROWS, _KEYS)
@@ -119,7 +120,7 @@ class ExactAttention:
         by_query = (mixed / total).view(
             num_tiles, heads.num_kv_heads, heads.queries_per_kv_head, _QUERY_ROWS, -1
         )
-        return by_query.permute(0, 3, 1, 2, 4).reshape(-1, heads.query_width)
+        return by_query.permute(0, 3, 1, 2, 4).reshape(-1, heads.attended_width)
 
     def _wave(self, batch: StepBatch, tiles: list[_QueryTile], window: int | None) -> _Wave:
         positions = np.stack([tile.positions for tile in tiles])
@@ -167,7 +168,7 @@ class ExactAttention:
 
     def _tile_rows(self, table: npt.NDArray[np.integer]) -> Tensor:
         # `block_rows` is [k/v and head, tile, block]; a tile's heads must follow each other here.
-        planes = self._kv.block_rows(table).view(2, self._heads.num_kv_heads, *table.shape)
+        planes = self._kv.block_rows(table).view(-1, self._heads.num_kv_heads, *table.shape)
         return planes.transpose(1, 2).reshape(-1)
 
 

@@ -15,7 +15,7 @@ from twinfire.kernels.ops import HeadLayout
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.kernels.torch.fast_attention import FastAttention
 from twinfire.kernels.torch.kv_memory import KvMemory
-from twinfire.kernels.torch.linear import Packer, choose_packer
+from twinfire.kernels.torch.linear import Linear, Packer, PerHeadLinear, choose_packer
 from twinfire.kernels.torch.scratch import Scratch
 
 
@@ -30,6 +30,10 @@ class FastNumerics:
     def pack(self) -> Packer:
         """Makes the matrices' multiplies."""
         return self._pack
+
+    def pack_per_head(self, weight: Tensor) -> Linear:
+        """Return the multiply of [heads, out, in] with rows of [heads * in]."""
+        return PerHeadLinear(weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Norm the last axis."""

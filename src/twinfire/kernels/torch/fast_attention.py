@@ -75,23 +75,23 @@ class FastAttention:
         self._chunks = tuple(self._ready_chunk(chunk, window) for chunk in plan.chunks)
 
     def __call__(self, queries: Tensor, layer: int, scale: float) -> Tensor:
-        """Attend [T, query_width]."""
+        """Attend [T, query_width]; returns [T, attended_width]."""
         heads = self._heads
         shape = (-1, heads.num_kv_heads, heads.queries_per_kv_head, heads.head_dim)
         scaled = (queries * scale).view(shape)
-        attended = torch.empty_like(scaled)
+        attended = scaled.new_empty(*scaled.shape[:-1], heads.value_dim or heads.head_dim)
         for group in self._groups:
             self._attend_group(scaled, attended, layer, group)
         for chunk in self._chunks:
             keys, values = self._gather(layer, chunk.block_rows, heads.num_kv_heads)
             for tile in chunk.tiles:
                 self._attend_tile(scaled, attended, keys, values, chunk.first_row, tile)
-        return attended.view(-1, heads.query_width)
+        return attended.view(-1, heads.attended_width)
 
     def _gather(self, layer: int, block_rows: Tensor, num_runs: int) -> tuple[Tensor, Tensor]:
         gathered = self._kv.gather(layer, block_rows)
-        keys, values = gathered.view(2, num_runs, -1, self._heads.head_dim)
-        return keys, values
+        arrays = gathered.view(self._kv.group.num_arrays, num_runs, -1, self._heads.head_dim)
+        return arrays[0], arrays[-1][..., : self._heads.value_dim]
 
     def _attend_group(
         self, scaled: Tensor, attended: Tensor, layer: int, group: _ReadyGroup
@@ -107,7 +107,7 @@ class FastAttention:
             group.mask
         )
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
-        by_sequence = mixed.view(rows.shape).transpose(0, 1)
+        by_sequence = mixed.view(*rows.shape[:-1], -1).transpose(0, 1)
         attended.index_copy_(0, group.rows, by_sequence)
 
     def _attend_tile(
@@ -139,7 +139,7 @@ class FastAttention:
         by_query[..., -tile.mask.shape[1] :].add_(tile.mask)
         torch.softmax(scores, dim=-1, out=weights)
         mixed = torch.bmm(weights, values[:, tile.first_key : tile.end_key])
-        attended[rows] = mixed.view(queries.shape).permute(2, 0, 1, 3)
+        attended[rows] = mixed.view(*queries.shape[:-1], -1).permute(2, 0, 1, 3)
 
     def _ready_group(self, group: DecodeGroup) -> _ReadyGroup:
         device = self._kv.device

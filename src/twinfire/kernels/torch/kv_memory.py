@@ -32,8 +32,8 @@ class KvMemory:
         self.block_size = block_size
         self.device = device
         self.dtype = torch_dtype(group.dtype)
-        self.num_planes = 2 * group.num_kv_heads
-        """K and V heads of a layer."""
+        self.num_planes = group.num_arrays * group.num_kv_heads
+        """K heads of a layer, then its V heads where those are stored."""
         self._blocks_per_plane = num_blocks + 1
         self._block_elements = block_size * group.head_dim
         rows = self.num_planes * self._blocks_per_plane
@@ -68,7 +68,7 @@ class KvMemory:
         return torch.index_select(self._layers[layer], 0, block_rows, out=self._scratch[:needed])
 
     def write(self, layer: int, token_rows: Tensor, kv: Tensor) -> None:
-        """Store `kv` [tokens, planes * head_dim] (all keys, then all values) at `token_rows`."""
+        """Store `kv` [tokens, planes * head_dim] (all keys, then any values) at `token_rows`."""
         head_dim = self.group.head_dim
         by_plane = kv.view(kv.shape[0], self.num_planes, head_dim).transpose(0, 1)
         self._layers[layer].view(-1, head_dim).index_copy_(

@@ -75,6 +75,25 @@ class OneDnnLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class PerHeadLinear:
+    """A matrix for each head: x [rows, heads * in] -> [rows, heads * out]."""
+
+    weight: Tensor
+    """[heads, out, in]"""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        heads, _, width = self.weight.shape
+        by_head = x.view(len(x), heads, width).transpose(0, 1)
+        return torch.bmm(by_head, self.weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return _num_bytes(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
 class TiledLinear:
     """Runs another `Linear` on tiles of exactly `tile_rows` rows, the last one padded with zeros.
 

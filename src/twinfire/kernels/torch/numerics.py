@@ -12,14 +12,14 @@ from torch import Tensor
 from twinfire.kernels.ops import HeadLayout
 from twinfire.kernels.step_batch import StepBatch
 from twinfire.kernels.torch.kv_memory import KvMemory
-from twinfire.kernels.torch.linear import Packer
+from twinfire.kernels.torch.linear import Linear, Packer
 
 
 class Attention(Protocol):
     """Attention of one step for one window, planned and ready for every layer."""
 
     def __call__(self, queries: Tensor, layer: int, scale: float) -> Tensor:
-        """Attend [T, query_width] to stored keys and values; returns [T, query_width]."""
+        """Attend [T, query_width] to stored keys and values; returns [T, attended_width]."""
         ...
 
 
@@ -29,6 +29,10 @@ class Numerics(Protocol):
     @property
     def pack(self) -> Packer:
         """Makes the matrices' multiplies."""
+        ...
+
+    def pack_per_head(self, weight: Tensor) -> Linear:
+        """Return the multiply of [heads, out, in] with rows of [heads * in]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,8 @@
 """One step's ops on torch, each run at once.
 
-Implements `StepOps`. Lives for one step: holds its inputs on the device and what the layers share
-(rotary factors, planned attention, where KV goes), and owns no memory that outlives it.
+Implements `StepOps` and `LatentStepOps`. Lives for one step: holds its inputs on the device and
+what the layers share (rotary factors, planned attention, where KV goes), and owns no memory that
+outlives it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinfire.kernels.latent_ops import PerHeadRef
 from twinfire.kernels.ops import EmbeddingRef, HeadLayout, LinearRef, RopeRef, VectorRef
 from twinfire.kernels.step_batch import Int32Array, StepBatch
 from twinfire.kernels.torch.kv_memory import KvMemory
@@ -117,6 +119,14 @@ class TorchStep:
                 self._batch, heads, window, self._kv
             )
         return self._attention[key](qkv[:, : heads.query_width], layer, scale)
+
+    def per_head(self, x: Tensor, weight: PerHeadRef) -> Tensor:
+        """Multiply head by head."""
+        return self._weights.linear_at(weight)(x)
+
+    def join_heads(self, parts: Sequence[Tensor], num_heads: int) -> Tensor:
+        """Put the parts of each head together."""
+        return torch.cat([part.view(len(part), num_heads, -1) for part in parts], -1).flatten(1)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Gate."""

@@ -1,8 +1,8 @@
 """Weights of one model in torch's memory, by reference.
 
-Implements `WeightOps`. Owns packing; each matrix is read from its mapping once and the unpacked
-copy dropped. Embedding rows on CPU are read from the mapping when asked for: a tied table would
-otherwise lie in memory twice, packed and plain.
+Implements `WeightOps` and `LatentWeightOps`. Owns packing; each matrix is read from its mapping
+once and the unpacked copy dropped. Embedding rows on CPU are read from the mapping when asked for:
+a tied table would otherwise lie in memory twice, packed and plain.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from twinfire.artifacts.tensors import MappedTensor
+from twinfire.kernels.latent_ops import PerHeadRef
 from twinfire.kernels.ops import EmbeddingRef, LinearRef, RopeRef, RopeTable, VectorRef
 from twinfire.kernels.step_batch import Int32Array
 from twinfire.kernels.torch.dtypes import read_tensor
-from twinfire.kernels.torch.linear import Linear, Packer
+from twinfire.kernels.torch.linear import Linear, Packer, PerHeadLinear
 
 
 class Embedding(Protocol):
@@ -69,8 +70,10 @@ class TorchWeights:
         dtype: torch.dtype,
         device: torch.device,
         on_bytes: Callable[[int], None],
+        pack_per_head: Callable[[Tensor], Linear] = PerHeadLinear,
     ) -> None:
         self._pack = pack
+        self._pack_per_head = pack_per_head
         self._dtype = dtype
         self._device = device
         self._on_bytes = on_bytes
@@ -94,6 +97,16 @@ class TorchWeights:
         out_features, in_features = weight.shape
         self._linears.append(self._pack(weight, bias))
         return LinearRef(len(self._linears) - 1, in_features, out_features)
+
+    def per_head(
+        self, tensor: MappedTensor, num_heads: int, *, transposed: bool = False
+    ) -> PerHeadRef:
+        """Pack a matrix for each head."""
+        by_head = self._stacked([tensor]).view(num_heads, -1, tensor.shape[1])
+        weight = by_head.transpose(1, 2).contiguous() if transposed else by_head
+        self._linears.append(self._pack_per_head(weight))
+        _, out_features, in_features = weight.shape
+        return PerHeadRef(len(self._linears) - 1, num_heads, in_features, out_features)
 
     def vector(self, tensor: MappedTensor) -> VectorRef:
         """Keep a vector."""
@@ -122,7 +135,7 @@ class TorchWeights:
         self._rope_tables.append(table)
         return RopeRef(len(self._rope_tables) - 1)
 
-    def linear_at(self, ref: LinearRef) -> Linear:
+    def linear_at(self, ref: LinearRef | PerHeadRef) -> Linear:
         """Return a packed matrix."""
         return self._linears[ref.index]
 
