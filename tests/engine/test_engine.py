@@ -41,7 +41,7 @@ REQUESTS = st.tuples(
     requests=st.lists(st.tuples(REQUESTS, st.integers(0, 6)), min_size=1, max_size=7),
     num_blocks=st.sampled_from([17, 24, 200]),
     budget=st.sampled_from([8, 32]),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fair", "fcfs", "priority"]),
     prefix_cache=st.booleans(),
 )
 def test_same_tokens_batched_chunked_shared_forked_and_preempted(

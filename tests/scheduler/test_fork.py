@@ -181,7 +181,7 @@ def test_children_leave_the_watermark_free():
 
 
 def test_waiting_children_go_before_later_requests_and_in_order():
-    served = server(max_num_seqs=1)
+    served = server(max_num_seqs=1, policy="fcfs")
     parent = served.submit(range(5), max_tokens=2, num_forks=2)
     served.submit([7, 7], max_tokens=1)
     served.run()

@@ -13,6 +13,7 @@ def server(**limits: object) -> TokenServer:
         "max_model_len": 100,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
+        "policy": "fcfs",
     }
     return TokenServer(SchedulerConfig(**(defaults | limits)))
 

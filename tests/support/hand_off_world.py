@@ -37,6 +37,7 @@ from twinfire.protocol.messages import (
 from twinfire.protocol.peer_messages import HandOffKey, PeerMessage, Renew
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids
+from twinfire.scheduler.prompt_clock import PromptClock
 from twinfire.transfer.connector import ReadFailed, RemoteBlock
 from twinfire.transfer.fault_points import FaultPoints
 from twinfire.transfer.hand_off_receiver import HandOffReceiver
@@ -99,24 +100,30 @@ def num_blocks_of(submit: Submit) -> int:
 class _Prompt:
     key: HandOffKey
     submit: Submit
+    turn: int
     block_ids: list[int] = field(default_factory=list)
     computed: bool = False
 
 
 class PrefillEngine:
-    """Computes one block a step, for the first prompt; loses a prompt's blocks when told to."""
+    """Computes one block a step, in fair turns; loses a prompt's blocks when told to."""
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = Blocks(num_blocks)
         self.prompts: list[_Prompt] = []
         self.events: list[HandOffEvent] = []
         self.is_starved = False
+        self.clock = PromptClock()
+
+    def turn(self, num_uncached: int) -> int:
+        return self.clock.turn(num_uncached)
 
     def submit(self, gateway_id: str, submit: Submit) -> None:
         if num_blocks_of(submit) > self.blocks.num_blocks:
             raise InvalidRequest("the prompt is too long for the prefill worker")
         key = HandOffKey(gateway_id, submit.request_id, submit.attempt)
-        self.prompts.append(_Prompt(key, submit))
+        self.prompts.append(_Prompt(key, submit, self.turn(len(submit.prompt) // 4)))
+        self.prompts.sort(key=lambda prompt: prompt.turn)
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         for prompt in list(self.prompts):
@@ -147,6 +154,7 @@ class PrefillEngine:
                 self.is_starved = True
                 return
             (block_id,) = taken
+            self.clock.computed(BLOCK_SIZE)
             index = len(prompt.block_ids)
             prompt.block_ids.append(block_id)
             self.blocks.content[block_id] = (prompt.submit.prompt, index)
@@ -371,13 +379,14 @@ class World:
         n: int = 1,
         reserve: bool = True,
         timeout_s: float | None = None,
+        num_uncached: int | None = None,
     ) -> None:
         prompt = pack_ids([request_id, *range(num_tokens - 1)])
         sampling = SamplingParams(max_tokens=4, seed=1, n=n)
         submit = Submit(request_id, prompt, sampling, timeout_s=timeout_s)
         if reserve:
             self.receiver.reserve("g", Reserve(submit, "p"))
-        self.sender.submit("g", submit, HandOff(D_PEER))
+        self.sender.submit("g", submit, HandOff(D_PEER, num_uncached))
 
     def cancel(self, request_id: int) -> None:
         self.gateway.ends.setdefault(request_id, []).append("cancelled")

@@ -220,9 +220,10 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scheduling-policy",
-        choices=["fcfs", "priority"],
-        default="fcfs",
-        help="who runs first (%(default)s)",
+        choices=["fair", "fcfs", "priority"],
+        default="fair",
+        help="whose prompt is computed first: fair lets short ones pass long ones, none for longer "
+        "than it takes itself (default: %(default)s)",
     )
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="compute every prompt from its start"

@@ -113,6 +113,10 @@ class Engine:
         """
         return self._last_step_tokens == 0 and self._scheduler.num_waiting > 0
 
+    def turn(self, num_uncached: int) -> int:
+        """Return the turn of a prompt that comes now with so many tokens to compute."""
+        return self._scheduler.turn(num_uncached)
+
     def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
         """Queue a request; InvalidRequest when it can never run here.
 

@@ -46,6 +46,8 @@ class HandOff(msgspec.Struct, frozen=True, array_like=True):
     """Asks a prefill worker to give the request, once its prompt is computed, to `decode`."""
 
     decode: Peer
+    num_uncached_tokens: int | None = None
+    """Prompt tokens that the gateway expects the prefill worker to compute; None is all."""
 
 
 class PrefixPull(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ Backend = Literal["auto", "native", "torch"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 KvCacheDtype = Literal["auto", "bf16", "int8"]
 ConnectorKind = Literal["socket", "nixl"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where packed weights are kept for the next start; None keeps none."""
     weight_cache_bytes: int = 16 << 30
     """Limit of that folder."""
-    scheduling_policy: SchedulingPolicy = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fair"
     enable_prefix_caching: bool = True
     join: tuple[str, ...] = ()
     """Addresses of the gateways that this worker dials (`addresses`)."""

@@ -85,6 +85,10 @@ class BlockTables:
             return []
         return self.cache.find(sequence.block_hashes, sequence.num_tokens)
 
+    def num_uncached(self, sequence: Sequence) -> int:
+        """Return the tokens that a sequence without blocks would have to compute now."""
+        return sequence.num_tokens - len(self.find_prefix(sequence)) * self._config.block_size
+
     def fits(self, sequence: Sequence, prefix: list[int], num_spare: int) -> bool:
         """Whether a sequence without blocks fits, all its tokens, leaving `num_spare` blocks."""
         num_new = self._config.blocks_for(sequence.num_tokens) - len(prefix)

@@ -1,11 +1,11 @@
-"""Who runs and who waits to: places, ranks, and the blocks that have been promised."""
+"""Who runs and who waits to: places, ranks, turns, and the blocks that have been promised."""
 
 from __future__ import annotations
 
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
-from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of
+from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of, turn_of
 
 
 class LineUp:
@@ -41,8 +41,12 @@ class LineUp:
         self.waiting.push(sequence)
 
     def rank(self, sequence: Sequence) -> Rank:
-        """Return a sequence's place: lower runs earlier and is preempted later."""
+        """Return a sequence's place among those that hold blocks: lower is preempted later."""
         return rank_of(sequence, self._config.policy)
+
+    def turn(self, sequence: Sequence) -> Rank:
+        """Return a sequence's place among prompts: lower is computed earlier."""
+        return turn_of(sequence, self._config.policy)
 
     def num_blocks_promised(self) -> int:
         """Return the blocks that running sequences still lack for the prompts they have begun."""

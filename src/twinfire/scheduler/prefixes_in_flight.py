@@ -1,4 +1,4 @@
-"""Prefix blocks that the step being planned will have computed when it ends.
+"""Prefix blocks that the step being planned, or a prompt that has begun, will have computed soon.
 
 Lets a burst of requests with one prompt compute it once: a waiting sequence whose very next block
 is among these does better to wait a step and find it cached.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from twinfire.cache.prefix_cache import PrefixCache
 from twinfire.scheduler.sequence import Sequence
-from twinfire.scheduler.step_plan import Slice
 
 
 class PrefixesInFlight:
-    """The first new block that each planned slice completes, by its index and hash.
+    """The next block that each sequence being computed completes, by its index and hash.
 
     A hash names all blocks before it too, and those are cached already. So a sequence with the same
     hash at the same index would compute exactly that block next.
@@ -22,18 +21,17 @@ class PrefixesInFlight:
         self._cache = cache
         self._hashes_at: dict[int, set[bytes]] = {}
 
-    def add(self, piece: Slice) -> None:
-        """Note what a planned slice completes, if it completes a block that is not cached."""
-        hashes, size = piece.sequence.block_hashes, self._cache.block_size
-        index = self._cache.first_missing(hashes, piece.start // size, piece.known_end // size)
+    def add(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Note what tokens [start, stop) complete, if they complete a block that is not cached."""
+        hashes, size = sequence.block_hashes, self._cache.block_size
+        index = self._cache.first_missing(hashes, start // size, stop // size)
         if index is not None:
             self._hashes_at.setdefault(index, set()).add(hashes[index])
 
     def help(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence would find one more block cached after this step.
+        """Whether a waiting sequence would soon find one more block of its own prefix cached.
 
-        Each step that it waits for this reason leaves one more block of its own prefix in the
-        cache, so it waits no longer than computing that prefix takes.
+        It waits for no more than that prefix, which another sequence computes in its own turn.
         """
         if not sequence.read_prefix_cache:
             return False

@@ -1,9 +1,9 @@
 """Decides which tokens of which sequences are computed in the next step.
 
-There are no phases: a sequence runs while it has uncomputed tokens. Running sequences come first,
-decodes before prompt chunks, then waiting ones while tokens, blocks and places last. When blocks
-run out the last in rank is preempted, which is as if it had ended and been submitted anew. Never
-holds blocks for a waiting sequence, never touches tensors; not thread-safe.
+There are no phases: a sequence runs while it has uncomputed tokens. Decodes come first, then
+prompts as their turns come, begun or waiting, while tokens, blocks and places last. When blocks run
+out the last in rank is preempted, which is as if it had ended and been submitted anew. Never holds
+blocks for a waiting sequence, never touches tensors; not thread-safe.
 """
 
 from __future__ import annotations
@@ -136,12 +136,20 @@ class Scheduler:
         """Return the unfinished sequence of this key, None if there is none."""
         return self._sequences.get(key)
 
+    def turn(self, num_uncached: int) -> int:
+        """Return when a prompt with so many tokens to compute gets its turn if it comes now.
+
+        Lower turns come first. All are 0 unless the policy is fair.
+        """
+        return self._planner.clock.turn(num_uncached) if self.config.policy == "fair" else 0
+
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence. InvalidRequest, naming need and limit, if it could never run."""
         check_can_ever_fit(sequence, self.config)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
         self._tables.extend_hashes(sequence)
+        sequence.turn = self.turn(self._tables.num_uncached(sequence))
         self._enlist(sequence)
         self._line.waiting.push(sequence)
 
@@ -188,6 +196,7 @@ class Scheduler:
             return False
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
+        sequence.turn = self.turn(sequence.num_tokens)
         self._tables.start(sequence, prefix)
         grown = self._tables.grow(sequence, sequence.num_tokens)
         assert grown, "room was checked before"
@@ -233,7 +242,7 @@ class Scheduler:
         assert child.tokens[:length] == parent.tokens[:length], "a child has its parent's prompt"
         assert child.cache_extra == parent.cache_extra, "a child shares its parent's cache"
         check_can_ever_fit(child, self.config)
-        child.arrival = parent.arrival
+        child.arrival, child.turn = parent.arrival, parent.turn
         child.num_cached_tokens = parent.num_cached_tokens
         child.block_hashes = parent.block_hashes[: length // self.config.block_size]
         self._tables.extend_hashes(child)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from twinfire.cache.kv_group import BLOCK_SIZE
 
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fair", "fcfs", "priority"]
 
 _BLOCKS_PER_WATERMARK_BLOCK = 100
 
@@ -30,8 +30,9 @@ class SchedulerConfig:
     """Prompt tokens of one sequence computed in a step; None leaves only the step's own budget."""
     watermark_blocks: int | None = None
     """Blocks that admission leaves for running sequences to grow into; None is 1 % of all."""
-    policy: Policy = "fcfs"
-    """Who goes first: the earliest arrival, or the lowest `priority` and then the earliest."""
+    policy: Policy = "fair"
+    """Whose prompt goes first: the one that would be done first had each started alone when it came
+    (`PromptClock`), the earliest arrival, or the lowest `priority` and then the earliest."""
     enable_prefix_cache: bool = True
     """Whether computed blocks are found again by their content."""
     num_lookahead_tokens: int = 0
@@ -62,8 +63,10 @@ class SchedulerConfig:
             raise ValueError(
                 f"num_lookahead_tokens is {self.num_lookahead_tokens}; it must be at least 0"
             )
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f"policy is {self.policy!r}; it must be 'fcfs' or 'priority'")
+        if self.policy not in get_args(Policy):
+            raise ValueError(
+                f"policy is {self.policy!r}; it must be one of {', '.join(get_args(Policy))}"
+            )
 
     @property
     def watermark(self) -> int:

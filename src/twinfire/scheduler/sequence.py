@@ -52,6 +52,9 @@ class Sequence:
     num_preemptions: int = 0
     arrival: int = 0
     """Order of submission, set by the scheduler."""
+    turn: int = 0
+    """With the fair policy, when its prompt would be done had it started alone, in `PromptClock`'s
+    time; set by the scheduler."""
 
     @property
     def num_tokens(self) -> int:

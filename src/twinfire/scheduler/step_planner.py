@@ -1,10 +1,11 @@
-"""Fills one step: running decodes before prompt chunks, then waiting ones, and drafts last."""
+"""Fills one step: running decodes first, then prompts as their turns come, and drafts last."""
 
 from __future__ import annotations
 
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.line_up import LineUp
-from twinfire.scheduler.prefixes_in_flight import PrefixesInFlight
+from twinfire.scheduler.newcomers import Newcomers
+from twinfire.scheduler.prompt_clock import PromptClock
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.step_plan import Slice, StepDraft
@@ -17,6 +18,7 @@ class StepPlanner:
         self._config = config
         self._tables = tables
         self._line = line
+        self.clock = PromptClock()
         self.prefix_queries = 0
         """Prompt tokens looked up in the prefix cache, each prompt once, since the start."""
         self.prefix_hits = 0
@@ -24,16 +26,6 @@ class StepPlanner:
 
     def plan(self, draft: StepDraft) -> None:
         """Plan what the draft's budget, blocks and places last for."""
-        decoding = self._plan_running(draft)
-        # What was just taken from one sequence must not go to a newcomer.
-        if not draft.preempted:
-            self._plan_waiting(draft)
-        # Last: a prompt's token is certain to be of use, and drafts that come first in every step
-        # would keep prompts waiting for as long as they come.
-        self._plan_drafts(draft, decoding)
-
-    def _plan_running(self, draft: StepDraft) -> list[Sequence]:
-        """Plan what has begun, drafts apart; return the sequences that decode."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self._line.running:
@@ -42,17 +34,26 @@ class StepPlanner:
                 decoding.append(sequence)
             elif remaining > 1:
                 prefilling.append(sequence)
-        prefilling.sort(key=self._line.rank)
-        self._plan_each(draft, decoding)
-        self._plan_each(draft, prefilling)
-        return decoding
+        prefilling.sort(key=self._line.turn)
+        for sequence in decoding:
+            self._plan_running(draft, sequence)
+        self._plan_prompts(draft, prefilling)
+        # Last: a prompt's token is certain to be of use, and drafts that come first in every step
+        # would keep prompts waiting for as long as they come.
+        self._plan_drafts(draft, decoding)
 
-    def _plan_each(self, draft: StepDraft, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            if draft.budget == 0:
-                break
-            if sequence.status is Status.RUNNING:  # Not preempted for one before it.
-                self._plan_one_running(draft, sequence)
+    def _plan_prompts(self, draft: StepDraft, prefilling: list[Sequence]) -> None:
+        """Plan prompts as their turns come, those that have begun and those that wait."""
+        budget = draft.budget
+        newcomers = Newcomers(self._config, self._tables, self._line, draft, prefilling)
+        for sequence in prefilling:
+            while (taken := newcomers.take(before=sequence)) is not None:
+                newcomers.started(self._start(draft, *taken))
+            self._plan_running(draft, sequence)
+        while (taken := newcomers.take()) is not None:
+            newcomers.started(self._start(draft, *taken))
+        newcomers.close()
+        self.clock.computed(max(0, budget - draft.budget))
 
     def _plan_drafts(self, draft: StepDraft, decoding: list[Sequence]) -> None:
         """Add what is guessed, as far as nobody else needs the tokens and blocks."""
@@ -72,7 +73,10 @@ class StepPlanner:
             if drafts:
                 draft.add_drafts(sequence, drafts)
 
-    def _plan_one_running(self, draft: StepDraft, sequence: Sequence) -> None:
+    def _plan_running(self, draft: StepDraft, sequence: Sequence) -> None:
+        # One that was preempted for another before it runs no more.
+        if draft.budget == 0 or sequence.status is not Status.RUNNING:
+            return
         num_tokens = self._num_tokens_to_plan(draft, sequence)
         while not self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens):
             victim = max(self._line.running, key=self._line.rank)
@@ -83,35 +87,10 @@ class StepPlanner:
                 return
         draft.add(sequence, num_tokens)
 
-    def _plan_waiting(self, draft: StepDraft) -> None:
-        if not (self._line.waiting and draft.budget and self._line.has_place()):
-            return
-        in_flight = PrefixesInFlight(self._tables.cache)
-        for piece in draft.slices.values():
-            in_flight.add(piece)
-        num_promised = self._line.num_blocks_promised()
-        delayed: list[Sequence] = []
-        while draft.budget and self._line.has_place(len(delayed)):
-            sequence = self._line.waiting.peek()
-            if sequence is None:
-                break
-            if self._config.enable_prefix_cache and in_flight.help(sequence):
-                self._line.waiting.remove(sequence)
-                delayed.append(sequence)
-                continue
-            # Looked up anew at each attempt: blocks found by a failed one may be gone.
-            prefix = self._tables.find_prefix(sequence)
-            if not self._tables.fits(sequence, prefix, num_promised + self._line.watermark()):
-                break
-            self._line.waiting.remove(sequence)
-            in_flight.add(self._start(draft, sequence, prefix))
-            num_promised += self._tables.num_missing(sequence)
-        for sequence in delayed:
-            self._line.waiting.push(sequence)
-
     def _start(self, draft: StepDraft, sequence: Sequence, prefix: list[int]) -> Slice:
         self._tables.start(sequence, prefix)
         self._line.run(sequence)
+        self.clock.started()
         if sequence.num_cached_tokens is None:
             found = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             sequence.num_cached_tokens = found

@@ -1,6 +1,6 @@
-"""Sequences that hold no blocks and wait to run, and the one order that ranks all sequences.
+"""Sequences that hold no blocks and wait to run, and the orders that rank all sequences.
 
-A preempted sequence keeps the place that its arrival gives it, so it returns to the head without
+A preempted sequence keeps the place that it was given on arrival, so it returns to the head without
 any rule of its own. Removal is O(1): the heap's entry is left behind and skipped later.
 """
 
@@ -18,7 +18,7 @@ _MIN_ENTRIES_TO_COMPACT = 64
 
 
 def rank_of(sequence: Sequence, policy: Policy) -> Rank:
-    """Return a sequence's place: lower runs earlier and is preempted later.
+    """Return a sequence's place among those that hold blocks: lower is preempted later.
 
     Choices of one request share its arrival and follow each other by number.
     """
@@ -26,8 +26,15 @@ def rank_of(sequence: Sequence, policy: Policy) -> Rank:
     return priority, sequence.arrival, sequence.key[2]
 
 
+def turn_of(sequence: Sequence, policy: Policy) -> Rank:
+    """Return a sequence's place among prompts: lower is computed earlier."""
+    if policy == "fair":
+        return sequence.turn, sequence.arrival, sequence.key[2]
+    return rank_of(sequence, policy)
+
+
 class WaitingQueue:
-    """A set of sequences from which the lowest rank is taken first."""
+    """A set of sequences of which the one whose turn is next is taken first."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy: Policy = policy
@@ -50,7 +57,7 @@ class WaitingQueue:
         assert sequence not in self._members, f"{sequence.key} waits already"
         self._pushes += 1
         self._members[sequence] = self._pushes
-        heapq.heappush(self._entries, (rank_of(sequence, self._policy), self._pushes, sequence))
+        heapq.heappush(self._entries, (turn_of(sequence, self._policy), self._pushes, sequence))
 
     def peek(self) -> Sequence | None:
         """Return the first sequence, None when the queue is empty."""

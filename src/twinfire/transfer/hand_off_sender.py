@@ -76,7 +76,7 @@ class HandOffSender:
         self._draft = draft
         self._content = content
         self._outgoing: HandOffTable[Outgoing] = HandOffTable(lease_s, clock)
-        self._queue: list[tuple[int, int, HandOffKey]] = []
+        self._queue: list[tuple[int, int, int, HandOffKey]] = []
         self._num_submitted = 0
         self._starved_since_s: float | None = None
 
@@ -98,8 +98,14 @@ class HandOffSender:
         if key in self._outgoing:
             return
         deadline_s = None if submit.timeout_s is None else self._clock() + submit.timeout_s
-        self._outgoing.add(Outgoing(key, submit, hand_off.decode, deadline_s))
-        heapq.heappush(self._queue, (submit.priority, self._num_submitted, key))
+        outgoing = Outgoing(key, submit, hand_off.decode, deadline_s)
+        num_uncached = hand_off.num_uncached_tokens
+        if num_uncached is None:
+            num_uncached = outgoing.num_prompt_tokens
+        outgoing.turn = self._engine.turn(num_uncached)
+        self._outgoing.add(outgoing)
+        place = (submit.priority, outgoing.turn, self._num_submitted, key)
+        heapq.heappush(self._queue, place)
         self._num_submitted += 1
         self._faults.hit("sender.queued")
 
@@ -179,11 +185,13 @@ class HandOffSender:
     def pump(self) -> None:
         """Sweep leases and deadlines and open what is next; to be called every pass."""
         self._sweep()
-        while self._queue and self._may_open():
-            _, _, key = heapq.heappop(self._queue)
-            outgoing = self._outgoing.get(key)
+        while self._queue:
+            outgoing = self._outgoing.get(self._queue[0][-1])
             if outgoing is not None and outgoing.stage is Stage.QUEUED:
+                if not self._may_open(outgoing):
+                    break
                 self._open(outgoing)
+            heapq.heappop(self._queue)
 
     def renewals(self) -> dict[str, tuple[HandOffKey, ...]]:
         """Return what is open by decode worker."""
@@ -224,14 +232,16 @@ class HandOffSender:
             if computing:
                 self._fail(computing[-1], "the prefill worker finds no blocks for the prompt")
 
-    def _may_open(self) -> bool:
+    def _may_open(self, next_one: Outgoing) -> bool:
         now_s, num_ahead, num_ungranted = self._clock(), 0, 0
         for outgoing in self._outgoing:
+            # Those of later turns are passed, begun or not.
+            is_ahead = outgoing.turn <= next_one.turn
             if outgoing.stage is Stage.OPEN:
                 num_ungranted += 1
-                num_ahead += now_s - outgoing.opened_s < GRANT_PATIENCE_S
+                num_ahead += is_ahead and now_s - outgoing.opened_s < GRANT_PATIENCE_S
             elif outgoing.stage is Stage.COMPUTING:
-                num_ahead += 1
+                num_ahead += is_ahead
         if num_ahead > MAX_AHEAD or num_ungranted >= MAX_UNGRANTED:
             return False
         return self._num_waiting() <= MAX_AHEAD

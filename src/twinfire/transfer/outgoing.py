@@ -29,6 +29,8 @@ class Outgoing:
     submit: Submit
     peer: Peer
     deadline_s: float | None
+    turn: int = 0
+    """Prompts of lower turns are computed first."""
     stage: Stage = Stage.QUEUED
     opened_s: float = 0.0
     block_ids: dict[int, int] = field(default_factory=dict)

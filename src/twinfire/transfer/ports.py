@@ -67,6 +67,13 @@ class SendingEngine(Protocol):
         """Whether the last step computed nothing for want of blocks, though requests wait."""
         ...
 
+    def turn(self, num_uncached: int) -> int:
+        """Return the turn of a prompt that comes now with so many tokens to compute.
+
+        Prompts of lower turns are computed first; those of one turn as they came.
+        """
+        ...
+
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         """Stop one choice, or all of them; unknown ids are ignored."""
         ...

@@ -21,6 +21,10 @@ class SubmitEngine(Protocol):
         """Whether the last step computed nothing for want of blocks, though requests wait."""
         ...
 
+    def turn(self, num_uncached: int) -> int:
+        """Return the turn of a prompt that comes now with so many tokens to compute."""
+        ...
+
     def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
         """Queue a request; InvalidRequest when it can never run here."""
         ...
@@ -77,6 +81,10 @@ class Admission:
     def is_starved(self) -> bool:
         """Whether the engine finds no blocks for what waits."""
         return self._engine.is_starved
+
+    def turn(self, num_uncached: int) -> int:
+        """Return the turn of a prompt that comes now with so many tokens to compute."""
+        return self._engine.turn(num_uncached)
 
     def release_hold(self, key: HandOffKey) -> None:
         """Unpin what was computed for a hand-off."""
