@@ -19,7 +19,14 @@ from twinfire.kernels.torch.numerics import Numerics
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 80
-HEADS = [HeadLayout(4, 4, 8), HeadLayout(9, 3, 16), HeadLayout(5, 1, 10), HeadLayout(7, 7, 64)]
+HEADS = [
+    HeadLayout(4, 4, 8),
+    HeadLayout(9, 3, 16),
+    HeadLayout(5, 1, 10),
+    HeadLayout(7, 7, 64),
+    HeadLayout(6, 1, 24, value_dim=16),
+    HeadLayout(8, 2, 12, value_dim=12),
+]
 
 
 @dataclass
@@ -37,9 +44,10 @@ class Case:
 def make_case(heads: HeadLayout, lens: list[tuple[int, int]], dtype: str = "f32") -> Case:
     """Build sequences of (queries, context) tokens."""
     generator = torch.Generator().manual_seed(len(lens) * 1000 + lens[0][1])
-    kv = KvMemory(
-        KvGroup("target", 1, heads.num_kv_heads, heads.head_dim, dtype), NUM_BLOCKS, 32, CPU
-    )
+    in_keys = heads.value_dim is not None
+    group = KvGroup("target", 1, heads.num_kv_heads, heads.head_dim, dtype, in_keys)
+    kv = KvMemory(group, NUM_BLOCKS, 32, CPU)
+    stored_width = heads.fused_width - heads.query_width
     for block in range(NUM_BLOCKS):
         kv.zero_block(block)
     free = np.random.default_rng(0).permutation(NUM_BLOCKS)
@@ -50,15 +58,15 @@ def make_case(heads: HeadLayout, lens: list[tuple[int, int]], dtype: str = "f32"
         used += count
         tables.append(table)
         positions.append(np.arange(context - num_queries, context))
-        both = torch.randn(context, 2 * heads.kv_width, generator=generator).to(kv.dtype)
+        both = torch.randn(context, stored_width, generator=generator).to(kv.dtype)
         tokens = np.arange(context)
         slots = table[tokens // BLOCK_SIZE] * BLOCK_SIZE + tokens % BLOCK_SIZE
         kv.write(0, kv.token_rows(slots), both)
         shape = (context, heads.num_kv_heads, heads.head_dim)
         keys.append(both[:, : heads.kv_width].reshape(shape))
-        values.append(both[:, heads.kv_width :].reshape(shape))
+        values.append(both[:, -heads.kv_width :].reshape(shape)[..., : heads.value_dim])
     # What no table names may hold anything at all.
-    poison = torch.full((BLOCK_SIZE, 2 * heads.kv_width), float("nan"), dtype=kv.dtype)
+    poison = torch.full((BLOCK_SIZE, stored_width), float("nan"), dtype=kv.dtype)
     for block in free[used:]:
         kv.write(0, kv.token_rows(block * BLOCK_SIZE + np.arange(BLOCK_SIZE)), poison)
     width = max(len(table) for table in tables)
@@ -94,7 +102,7 @@ def expected(case: Case, window: int | None, scale: float) -> Tensor:
         if window is not None:
             hidden |= key_at <= query_at - window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        rows.append(torch.einsum("hqk,khd->qhd", weights, values).reshape(-1, heads.query_width))
+        rows.append(torch.einsum("hqk,khd->qhd", weights, values).reshape(-1, heads.attended_width))
     return torch.cat(rows)
 
 
