@@ -43,7 +43,11 @@ LATENT_VARIANTS: dict[str, DraftHeadConfig] = {
 
 def latent_head(name: str, seed: int = 0) -> DraftHead:
     """Return the head of the variant called `name`, with random weights."""
-    config = LATENT_VARIANTS[name]
+    return latent_head_of(LATENT_VARIANTS[name], name, seed)
+
+
+def latent_head_of(config: DraftHeadConfig, name: str, seed: int = 0) -> DraftHead:
+    """Return a head of any sizes."""
     random = np.random.default_rng(seed)
     arrays = {}
     for tensor, shape in draft_head_shapes(config).items():
