@@ -167,7 +167,8 @@ class PrefillEngine:
                     for choice in range(prompt.submit.sampling.n)
                 )
                 done = PromptDone(prompt.key.request_id, 0, 0.0, 0.0)
-                self.events.append(PromptComputed(prompt.key, index + 1, done, first))
+                feature = prompt.submit.prompt[:4]
+                self.events.append(PromptComputed(prompt.key, index + 1, done, first, feature))
             return
 
 
@@ -203,11 +204,13 @@ class DecodeEngine:
         first: Sequence[ChoiceDelta],
         *,
         has_draft_kv: bool = True,
+        draft_feature: bytes = b"",
     ) -> GatewayOutput:
-        assert has_draft_kv, "neither side has a head"
+        assert has_draft_kv, "both sides have the same head"
         if self.refuses_first_tokens:
             raise InvalidRequest("a first token is not in the vocabulary")
         submit, block_ids = self.reserved.pop(key)
+        assert draft_feature == submit.prompt[:4], "the feature of another prompt"
         for index, block_id in enumerate(block_ids):
             assert self.blocks.content[block_id] == (submit.prompt, index), "wrong content adopted"
         self.running[key] = block_ids

@@ -182,7 +182,13 @@ class TwoEngines:
             self._move_block(block_id, reservation.block_ids[index])
         self.num_blocks_moved += event.num_prompt_blocks - reservation.num_cached_blocks
         has_draft_kv = self._drafts[0] == self._drafts[1]
-        output = self.decode.adopt(event.key, event.prompt, event.first, has_draft_kv=has_draft_kv)
+        output = self.decode.adopt(
+            event.key,
+            event.prompt,
+            event.first,
+            has_draft_kv=has_draft_kv,
+            draft_feature=self.carry(event.draft_feature),
+        )
         self.prefill.release_hold(event.key)
         self._heard(output)
 
@@ -202,6 +208,10 @@ class TwoEngines:
         wire = bytearray(sent.bytes_per_block)
         sent.export_blocks([remote_id], wire)
         SharedBlocks(decode, prefill.draft).import_blocks([local_id], wire)
+
+    def carry(self, draft_feature: bytes) -> bytes:
+        """Return what arrives of a draft feature."""
+        return draft_feature
 
     def _heard(self, output: GatewayOutput) -> None:
         self.collector.heard(GATEWAY, output)

@@ -80,5 +80,38 @@ def test_processes_with_other_heads_hand_over(tmp_path: Path, transport: str) ->
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_processes_with_one_head_draft_from_the_first_step_on(tmp_path: Path) -> None:
+    model = default_model_path()
+    prompts = real_prompts(open_checkpoint(model).tokenizer(), [40, 64, 100])
+    speculate = f"eagle3:adaptive=false,head={write_default_head(tmp_path / 'head')}"
+
+    async def scenario() -> None:
+        gateway = ScriptedGateway(f"unix:{tmp_path}/gw")
+        await gateway.listen()
+        programs = WorkerPrograms(tmp_path, model, gateway.address, "unix")
+
+        def start(role: str) -> int:
+            settings = {"kv_cache_bytes": 100 << 20, "max_model_len": 512}
+            return programs.start(role, speculate=speculate, **settings).pid  # type: ignore[arg-type]
+
+        try:
+            async with asyncio.timeout(120):
+                decode = await gateway.ready("decode", start("decode"))
+                prefill = await gateway.ready("prefill", start("prefill"))
+                # A draft is of use in the first step alone: the third token is never computed.
+                short = SamplingParams(max_tokens=3, seed=1, temperature=0.0, ignore_eos=True)
+                for prompt in prompts:
+                    request = gateway.submit(prefill, prompt.tolist(), short, decode=decode)
+                    await gateway.finished(request)
+                while decode.load is None or sum(decode.load.drafted) < len(prompts):
+                    await asyncio.sleep(0.05)
+        finally:
+            programs.close()
+            gateway.close()
+
+    asyncio.run(scenario())
+
+
 def sampling(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=40, seed=seed, temperature=0.8 * (seed % 2), ignore_eos=True)

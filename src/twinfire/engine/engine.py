@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 
 import numpy as np
@@ -161,13 +161,15 @@ class Engine:
         first: Series[ChoiceDelta],
         *,
         has_draft_kv: bool = True,
+        draft_feature: bytes = b"",
     ) -> GatewayOutput:
         """Go on from reserved blocks, filled, and the first token of every choice.
 
         Returns what its gateway is to hear at once. Choices that are not among `first` have been
         cancelled. Without `has_draft_kv` the blocks have nothing for a draft head here, which then
-        leaves the request to other drafters. KeyError when there is no such reservation;
-        InvalidRequest, with nothing changed, when this cannot be what was reserved for.
+        leaves the request to other drafters; with `draft_feature` (as `Commit`'s) it drafts from
+        the first step on. KeyError when there is no such reservation; InvalidRequest, with nothing
+        changed, when this cannot be what was reserved for.
         """
         request = self._incoming.request(key)
         check_first_tokens(first, [one.index for one in request.choices], self._runner.vocab_size)
@@ -192,14 +194,16 @@ class Engine:
         for choice in going_on:
             if choice is not lead:
                 self._table.fork(request, parent, choice)
-        if self._speculator is not None and not has_draft_kv:
-            self._speculator.leave_without_head(
-                [one.sequence for one in going_on if one.sequence is not None]
-            )
         if lead.finish_reason is None:
             self._scheduler.extend(parent, lead.history.output)
         else:
             self._table.drop(parent, lead)
+        if self._speculator is not None:
+            adopted = [one.sequence for one in going_on if one.sequence is not None]
+            if has_draft_kv:
+                self._speculator.expect(adopted, draft_feature, self._scheduler.tables)
+            else:
+                self._speculator.leave_without_head(adopted)
         self._table.forget_if_finished(request)
         return GatewayOutput(prompts=[prompt], deltas=list(first))
 
@@ -240,6 +244,7 @@ class Engine:
         self._end_expired(started_s, outputs)
         self._submit_held(outputs)
         if self._speculator is not None:
+            self._scheduler.seat_arrivals()
             self._speculator.propose(self._scheduler, self._table.owners)
         plan = self._scheduler.schedule()
         self._num_steps += 1
@@ -256,11 +261,13 @@ class Engine:
         for rows in packed.pooled_rows:
             rows.states.take(self._runner.logits(rows.first_row, rows.first_row + rows.count))
         self._scheduler.commit(plan, _own_tokens(gains))
+        draft_features: Mapping[Sequence, bytes] = {}
         if self._speculator is not None:
-            self._speculator.computed(plan, gains, self._clock() - computing_s)
+            elapsed_s = self._clock() - computing_s
+            draft_features = self._speculator.computed(plan, gains, elapsed_s)
         self._reporter.progress(plan, outputs)
         self._reporter.unsampled(plan, outputs)
-        self._reporter.gained(gains, outputs)
+        self._reporter.gained(gains, outputs, draft_features)
         if self._speculator is not None:
             self._speculator.leave_ended()
         self._meter.note(plan, self._clock() - started_s)

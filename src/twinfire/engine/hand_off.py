@@ -38,6 +38,8 @@ class PromptComputed:
     prompt: PromptDone
     first: tuple[ChoiceDelta, ...]
     """One per choice, with what ended it where its first token did."""
+    draft_feature: bytes = b""
+    """As `Commit.draft_feature`."""
 
 
 @dataclass(frozen=True, slots=True)

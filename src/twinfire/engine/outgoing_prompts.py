@@ -49,6 +49,7 @@ class OutgoingPrompts:
         num_tokens: int,
         prompt: PromptDone,
         first: tuple[ChoiceDelta, ...],
+        draft_feature: bytes = b"",
     ) -> None:
         """Announce the rest of a prompt of `num_tokens` tokens and pin all of its blocks."""
         num_blocks = -(-num_tokens // self._block_size)
@@ -57,7 +58,7 @@ class OutgoingPrompts:
         self._tables.pin(blocks)
         self._held[request.key] = blocks
         self._announced.pop(request.key, None)
-        self._events.append(PromptComputed(request.key, num_blocks, prompt, first))
+        self._events.append(PromptComputed(request.key, num_blocks, prompt, first, draft_feature))
 
     def ended(self, request: Request, reason: str, refusal: InvalidRequest | None = None) -> None:
         """A prompt will not be done, with `refusal` because of what its request asks for."""

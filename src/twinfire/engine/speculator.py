@@ -19,6 +19,7 @@ from twinfire.engine.drafters.head_worth import HeadWorth
 from twinfire.engine.drafters.step_costs import StepCosts
 from twinfire.engine.request import Request
 from twinfire.engine.verifier import Gain
+from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.step_plan import StepPlan
@@ -82,6 +83,8 @@ class Speculator:
         ]
         if not drafted_for:
             return
+        if self._head is not None and self._rests(len(drafted_for)):
+            self._head.forget_arrivals()
         contexts = [self._context(one, owners[one]) for one in drafted_for]
         drafts = [
             _fit_grammar(self._known_tokens(draft), context, owners[sequence])
@@ -98,10 +101,13 @@ class Speculator:
             if draft.token_ids:
                 self._drafts[sequence] = draft
 
-    def computed(self, plan: StepPlan, gains: Series[Gain], elapsed_s: float) -> None:
+    def computed(
+        self, plan: StepPlan, gains: Series[Gain], elapsed_s: float
+    ) -> dict[Sequence, bytes]:
         """Learn from a step that was committed, and let a draft head see it.
 
         Call it before another step is executed and while the sequences still hold their blocks.
+        Returns what the same head would draft from elsewhere, of those that go on elsewhere.
         """
         self._note_verdicts(gains)
         only_decodes = all(piece.known_end == piece.start + 1 for piece in plan.slices)
@@ -112,27 +118,56 @@ class Speculator:
             spent_s = self._head.take_spent_s()
             if only_decodes and spent_s and self._worth is not None:
                 self._note_worth(self._worth, plan, gains, spent_s)
-            self._follow(self._head, plan, gains)
+            return self._follow(self._head, plan, gains)
+        return {}
+
+    def expect(self, sequences: Series[Sequence], feature: bytes, tables: BlockTables) -> None:
+        """Draft by the head for sequences that the same head has followed at another worker.
+
+        `feature` is what it sent, empty for nothing: then drafts begin with the second step, as
+        they do after a feature that cannot be this head's, which is logged.
+        """
+        if self._head is None or not feature:
+            return
+        try:
+            row = self._head.unpack_feature(feature)
+        except ValueError as error:
+            log.warning("drafts begin a step later: %s", error)
+            return
+        for sequence in sequences:
+            self._head.expect(sequence, row, tables.filled_blocks(sequence))
 
     def leave_without_head(self, sequences: Series[Sequence]) -> None:
         """Draft for these without the head, which did not see their prompts."""
         if self._head is not None:
             self._head.lose(sequences)
 
-    def _follow(self, head: Eagle3Drafter, plan: StepPlan, gains: Series[Gain]) -> None:
+    def _rests(self, num_streams: int) -> bool:
+        return self._worth is not None and not self._worth.pays(num_streams)
+
+    def _follow(
+        self, head: Eagle3Drafter, plan: StepPlan, gains: Series[Gain]
+    ) -> dict[Sequence, bytes]:
         going_on = {
             gain.rows.piece.sequence.key: gain.rows.piece.sequence
             for gain in gains
             if gain.is_own and not (gain.has_ended or gain.request.handed_over)
         }
-        if self._worth is not None and not self._worth.pays(len(going_on)):
+        leaving = {
+            gain.rows.piece.sequence
+            for gain in gains
+            if gain.request.handed_over and not gain.has_ended
+        }
+        if self._rests(len(going_on)):
             head.skip(plan)
-            return
+            return {}
         try:
             head.follow(plan, going_on)
+            return head.last_features(plan, leaving)
         except Exception:
             log.exception("a draft head failed; what was computed now goes on without it")
             head.skip(plan)
+            return {}
 
     def _note_worth(
         self, worth: HeadWorth, plan: StepPlan, gains: Series[Gain], spent_s: float

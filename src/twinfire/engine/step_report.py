@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
@@ -134,8 +134,13 @@ class StepReporter:
             self._table.drop(piece.sequence, request.choices[0])
             self._table.forget_if_finished(request)
 
-    def gained(self, gains: Series[Gain], outputs: Outputs) -> None:
-        """Turn drawn tokens into deltas; fork, hand over and end sequences."""
+    def gained(
+        self, gains: Series[Gain], outputs: Outputs, draft_features: Mapping[Sequence, bytes]
+    ) -> None:
+        """Turn drawn tokens into deltas; fork, hand over and end sequences.
+
+        `draft_features` go with those handed over, where a draft head has followed them.
+        """
         forked: list[Gain] = []
         ended: list[tuple[Sequence, Choice]] = []
         handed_over: dict[Sequence, tuple[Gain, PromptDone, list[ChoiceDelta]]] = {}
@@ -167,7 +172,9 @@ class StepReporter:
         for gain in forked:
             self._table.fork(gain.request, gain.rows.piece.sequence, gain.choice)
         for sequence, (gain, prompt, first) in handed_over.items():
-            self._hand_over(gain.request, sequence, gain.rows.piece.known_end, prompt, first)
+            feature = draft_features.get(sequence, b"")
+            num_tokens = gain.rows.piece.known_end
+            self._hand_over(gain.request, sequence, num_tokens, prompt, first, feature)
         ended.extend(_cancelled_parents(gains))
         for sequence, choice in ended:
             self._table.drop(sequence, choice)
@@ -183,9 +190,10 @@ class StepReporter:
         num_tokens: int,
         prompt: PromptDone,
         first: list[ChoiceDelta],
+        draft_feature: bytes,
     ) -> None:
         """End a request whose prompt is done here; its blocks stay pinned."""
-        self._outgoing.done(request, sequence, num_tokens, prompt, tuple(first))
+        self._outgoing.done(request, sequence, num_tokens, prompt, tuple(first), draft_feature)
         self._table.drop(sequence, request.choices[0])
         for choice in request.choices:
             choice.finish_reason = choice.finish_reason or "length"

@@ -21,11 +21,15 @@ Bytes of KV never travel here: `transfer.connector` reads them.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from twinfire.protocol.messages import ChoiceDelta, Fingerprint, Peer, PromptDone
 
 PEER_PROTOCOL_VERSION = 2
+MAX_DRAFT_FEATURE_BYTES = 1 << 18
+"""Of one row of floats as wide as a draft head: 65536 of them."""
 
 
 class HandOffKey(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +92,11 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """crc32 of the target's groups in each block as u32, empty when contents are not checked."""
     draft: str = ""
     """The sender's `Fingerprint.draft`; a receiver with another one drafts without its head."""
+    draft_feature: Annotated[bytes, msgspec.Meta(max_length=MAX_DRAFT_FEATURE_BYTES)] = b""
+    """What the sender's head made of the target's features at the last token computed: f32, as wide
+    as the head. A receiver with the same head drafts after the first tokens from it; without it, or
+    without the same head, from what it computes itself. Workers of one version may lack the field.
+    """
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):

@@ -161,6 +161,13 @@ class BlockTables:
         child.num_computed_tokens = num_shared
         return True
 
+    def filled_blocks(self, sequence: Sequence) -> list[int]:
+        """Return where the content of a sequence's blocks is until the next step begins.
+
+        That is elsewhere than in `block_ids` for a copy that has not been made yet.
+        """
+        return [self._origin_of(block_id) for block_id in sequence.block_ids]
+
     def begin_step(self) -> list[tuple[int, int]]:
         """Return the copies that the step must make, as (source, destination)."""
         assert not self._step_in_flight

@@ -258,6 +258,11 @@ class Scheduler:
         else:
             self._line.run(child)
 
+    def seat_arrivals(self) -> None:
+        """Let adopted sequences run as far as there are places; `schedule` does so, too."""
+        while self._line.has_place() and (arrived := self._arrivals.pop_ready()) is not None:
+            self._line.run(arrived)
+
     def schedule(self) -> StepPlan:
         """Return the next step's work, to be committed unless it is empty.
 
@@ -266,8 +271,7 @@ class Scheduler:
         """
         assert self._plan_in_flight is None, "the last plan was not committed"
         draft = StepDraft(self.config.max_num_batched_tokens)
-        while self._line.has_place() and (arrived := self._arrivals.pop_ready()) is not None:
-            self._line.run(arrived)
+        self.seat_arrivals()
         self._planner.plan(draft)
         plan = StepPlan(slices=list(draft.slices.values()), preempted=draft.preempted)
         if plan.slices:

@@ -255,7 +255,13 @@ class HandOffReceiver:
         key = incoming.key
         try:
             has_draft_kv = commit.draft == self._draft
-            output = self._engine.adopt(key, commit.prompt, commit.first, has_draft_kv=has_draft_kv)
+            output = self._engine.adopt(
+                key,
+                commit.prompt,
+                commit.first,
+                has_draft_kv=has_draft_kv,
+                draft_feature=commit.draft_feature,
+            )
         except InvalidRequest as error:
             self._fail(incoming, f"the prefill worker's first tokens: {error}")
             return

@@ -294,6 +294,7 @@ class HandOffSender:
                 event.first,
                 self._block_sums(outgoing, event.num_prompt_blocks),
                 self._draft,
+                event.draft_feature,
             ),
         )
         self._faults.hit("sender.after_commit")

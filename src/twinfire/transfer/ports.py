@@ -100,8 +100,12 @@ class ReceivingEngine(Protocol):
         first: Sequence[ChoiceDelta],
         *,
         has_draft_kv: bool = True,
+        draft_feature: bytes = b"",
     ) -> GatewayOutput:
-        """Go on from a prompt whose blocks are filled, a draft head's groups with them or not."""
+        """Go on from a prompt whose blocks are filled, a draft head's groups with them or not.
+
+        `draft_feature` is `Commit`'s, of use to the same head alone.
+        """
         ...
 
     def release_reservation(self, key: HandOffKey) -> None:

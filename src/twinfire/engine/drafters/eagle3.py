@@ -13,13 +13,14 @@ a draft and never changes what is said.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from twinfire.engine.draft_runner import DraftedTokens, DraftRunner
+from twinfire.engine.draft_runner import DraftedTokens, DraftRunner, Float32Array
 from twinfire.engine.drafters.drafter import ChoiceKey, Draft, DraftContext
+from twinfire.engine.drafters.head_arrivals import Arrival, HeadArrivals
 from twinfire.engine.spans import Span, pack_spans, row_starts
 from twinfire.scheduler.sequence import Sequence as ScheduledSequence
 from twinfire.scheduler.sequence import Status
@@ -36,6 +37,8 @@ class _Chain:
     """Drafts after one sequence's last token."""
 
     sequence: ScheduledSequence
+    block_ids: Sequence[int]
+    """Where its content is until the next step."""
     kept_row: int
     """Logit row of the head's last call that the next draft comes from."""
     token_ids: list[int]
@@ -45,7 +48,9 @@ class _Chain:
     def add(self, drafted: DraftedTokens, row: int) -> None:
         self.kept_row = row
         self.token_ids.append(int(drafted.token_ids[row]))
-        self.probabilities.append(float(drafted.probabilities[row]))
+        probability = float(drafted.probabilities[row])
+        # What another worker sent is not checked; over nonsense a head is sure of nothing.
+        self.probabilities.append(probability if 0.0 <= probability <= 1.0 else 0.0)
         self.chance *= self.probabilities[-1]
 
 
@@ -64,6 +69,7 @@ class Eagle3Drafter:
         self._max_drafts = max_drafts
         self._clock = clock
         self._chains: dict[ChoiceKey, _Chain] = {}
+        self._arrivals = HeadArrivals(block_size)
         self._spent_s = 0.0
         self._lost: set[ScheduledSequence] = set()
         """Sequences that the head did not compute in some step, and so cannot draft for."""
@@ -75,6 +81,7 @@ class Eagle3Drafter:
         """
         self._chains.clear()
         self._drop_ended()
+        self._arrivals.computed(plan)
         spans: list[Span] = []
         feature_rows: list[int] = []
         drafting: list[tuple[ScheduledSequence, int]] = []
@@ -99,13 +106,59 @@ class Eagle3Drafter:
         if drafting:
             self._spent_s += self._clock() - started_s
         for row, (sequence, _) in enumerate(drafting):
-            chain = _Chain(sequence, row, [], [], 1.0)
-            chain.add(drafted, row)
-            self._chains[sequence.key] = chain
+            self._begin(sequence, sequence.block_ids, drafted, row)
+
+    def last_features(
+        self, plan: StepPlan, leaving: Collection[ScheduledSequence]
+    ) -> dict[ScheduledSequence, bytes]:
+        """Return what `expect` takes elsewhere, of sequences whose last token `plan` computed.
+
+        Call it after `follow`. Those that the head has not followed are left out.
+        """
+        rows: dict[ScheduledSequence, int] = {}
+        first_row = 0
+        for piece in plan.slices:
+            if piece.sequence in leaving and piece.sequence not in self._lost:
+                rows[piece.sequence] = first_row + piece.known_end - 1 - piece.start
+            first_row += piece.num_tokens
+        if not rows:
+            return {}
+        fused = self._head.fused_rows(np.array(list(rows.values()), np.int32))
+        return {
+            sequence: row.astype("<f4").tobytes() for sequence, row in zip(rows, fused, strict=True)
+        }
+
+    def unpack_feature(self, content: bytes) -> Float32Array:
+        """Return a row of `last_features`; ValueError when it cannot be this head's."""
+        num_bytes = 4 * self._head.fused_width
+        if len(content) != num_bytes:
+            raise ValueError(
+                f"a draft feature of {len(content)} bytes came; this head's have {num_bytes}"
+            )
+        row = np.frombuffer(content, "<f4").astype(np.float32)
+        if not np.isfinite(row).all():
+            raise ValueError("a draft feature came whose values are not finite")
+        return row
+
+    def expect(
+        self, sequence: ScheduledSequence, feature: Float32Array, block_ids: Sequence[int]
+    ) -> None:
+        """Draft for a sequence that the same head has followed elsewhere up to its last token.
+
+        That token, just drawn, is all that is not computed of it. `block_ids` have its content
+        until the next step.
+        """
+        if sequence.num_computed_tokens == sequence.num_tokens - 1:
+            self._arrivals.add(sequence, feature, block_ids)
+
+    def forget_arrivals(self) -> None:
+        """Draft for what came only once a step has computed it here."""
+        self._arrivals.clear()
 
     def skip(self, plan: StepPlan) -> None:
         """Let a step pass that the head does not compute; its sequences get no drafts any more."""
         self._chains.clear()
+        self.forget_arrivals()
         self.lose([piece.sequence for piece in plan.slices])
 
     def lose(self, sequences: Sequence[ScheduledSequence]) -> None:
@@ -115,14 +168,12 @@ class Eagle3Drafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Return the chains; those that are asked for are drafted on first."""
-        asked = [
-            (chain, min(context.limit, self._max_drafts))
-            for context in contexts
-            if (chain := self._chains.get(context.key)) is not None
-        ]
+        limits = {context.key: min(context.limit, self._max_drafts) for context in contexts}
         started_s = self._clock()
-        while growing := [chain for chain, limit in asked if self._grows(chain, limit)]:
-            self._draft_on(growing)
+        self._grow([self._chains[key] for key in limits if key in self._chains], limits)
+        wanted = [key for key, limit in limits.items() if limit > 0]
+        for arrivals in self._arrivals.take_rounds(wanted):
+            self._grow(self._greet(arrivals), limits)
         self._spent_s += self._clock() - started_s
         return [self._draft(context) for context in contexts]
 
@@ -138,21 +189,53 @@ class Eagle3Drafter:
     def forget(self, key: ChoiceKey) -> None:
         """Forget a choice."""
         self._chains.pop(key, None)
+        self._arrivals.forget(key)
 
     def _drop_ended(self) -> None:
         if self._lost:
             self._lost = {one for one in self._lost if one.status is not Status.FINISHED}
+        self._arrivals.drop_ended()
+
+    def _greet(self, arrivals: Sequence[Arrival]) -> list[_Chain]:
+        """Begin the chains of what came."""
+        spans = [
+            Span(one.block_ids, one.sequence.num_computed_tokens - 1, one.sequence.tokens[-1:])
+            for one in arrivals
+        ]
+        batch = pack_spans(spans, self._block_size, range(len(spans)))
+        drafted = self._head.first_from(batch, np.stack([one.feature for one in arrivals]))
+        return [
+            self._begin(one.sequence, one.block_ids, drafted, row)
+            for row, one in enumerate(arrivals)
+        ]
+
+    def _begin(
+        self,
+        sequence: ScheduledSequence,
+        block_ids: Sequence[int],
+        drafted: DraftedTokens,
+        row: int,
+    ) -> _Chain:
+        chain = _Chain(sequence, block_ids, row, [], [], 1.0)
+        chain.add(drafted, row)
+        self._chains[sequence.key] = chain
+        return chain
+
+    def _grow(self, chains: Sequence[_Chain], limits: Mapping[ChoiceKey, int]) -> None:
+        """Draft on, from rows of the head's last call, as far as chains may hold."""
+        while chains := [one for one in chains if self._grows(one, limits[one.sequence.key])]:
+            self._draft_on(chains)
 
     def _grows(self, chain: _Chain, limit: int) -> bool:
         count = len(chain.token_ids)
         position = chain.sequence.num_computed_tokens - 1 + count
-        has_room = position < len(chain.sequence.block_ids) * self._block_size
+        has_room = position < len(chain.block_ids) * self._block_size
         return 0 < count < limit and chain.chance >= _LEAST_CHANCE and has_room
 
     def _draft_on(self, chains: Sequence[_Chain]) -> None:
         spans = [
             Span(
-                chain.sequence.block_ids,
+                chain.block_ids,
                 chain.sequence.num_computed_tokens - 1 + len(chain.token_ids),
                 chain.token_ids[-1:],
             )
