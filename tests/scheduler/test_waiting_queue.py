@@ -5,8 +5,9 @@ import random
 import pytest
 
 from support.token_model import token_array
+from twinfire.scheduler.prompt_turn import PromptClock, PromptTurn
 from twinfire.scheduler.sequence import Sequence
-from twinfire.scheduler.waiting_queue import WaitingQueue
+from twinfire.scheduler.waiting_queue import FairQueue, RankedQueue, WaitingQueue
 
 
 def sequence(arrival: int, priority: int = 0, choice: int = 0) -> Sequence:
@@ -29,7 +30,7 @@ def drain(queue: WaitingQueue) -> list[Sequence]:
 
 
 def test_fcfs_is_by_arrival_then_choice():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     members = [sequence(2), sequence(1, 9, 1), sequence(1, 9, 0), sequence(3)]
     for member in members:
         queue.push(member)
@@ -37,7 +38,7 @@ def test_fcfs_is_by_arrival_then_choice():
 
 
 def test_priority_comes_before_arrival():
-    queue = WaitingQueue("priority")
+    queue = RankedQueue("priority")
     members = [sequence(1, 5), sequence(2, -1), sequence(3, 5)]
     for member in members:
         queue.push(member)
@@ -45,7 +46,7 @@ def test_priority_comes_before_arrival():
 
 
 def test_one_that_comes_back_takes_its_old_place():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     first, second = sequence(1), sequence(2)
     for member in (first, second):
         queue.push(member)
@@ -58,7 +59,7 @@ def test_one_that_comes_back_takes_its_old_place():
 
 
 def test_removal_from_the_middle_leaves_the_rest_in_order_and_no_garbage():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     members = [sequence(arrival) for arrival in range(1000)]
     for member in members:
         queue.push(member)
@@ -71,7 +72,7 @@ def test_removal_from_the_middle_leaves_the_rest_in_order_and_no_garbage():
 
 
 def test_coming_and_going_leaves_no_garbage():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     first, second = sequence(1), sequence(2)
     queue.push(first)
     for _ in range(1000):
@@ -82,7 +83,7 @@ def test_coming_and_going_leaves_no_garbage():
 
 
 def test_equal_ranks_do_not_compare_sequences():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     one, other = sequence(1), sequence(1)
     queue.push(one)
     queue.push(other)
@@ -90,8 +91,25 @@ def test_equal_ranks_do_not_compare_sequences():
 
 
 def test_a_member_is_not_added_twice():
-    queue = WaitingQueue("fcfs")
+    queue = RankedQueue("fcfs")
     member = sequence(1)
     queue.push(member)
     with pytest.raises(AssertionError, match="waits already"):
         queue.push(member)
+
+
+def test_the_fair_order_changes_while_they_wait():
+    clock, queue = PromptClock(), FairQueue()
+    long, short = sequence(1), sequence(2)
+    long.turn = PromptTurn(clock, 1000)
+    clock.now += 100
+    short.turn = PromptTurn(clock, 10)
+    queue.push(short)
+    queue.push(long)
+    assert queue.peek() is long
+    clock.now += 10
+    assert queue.peek() is short
+    queue.remove(short)
+    assert drain(queue) == [long]
+    assert short not in queue
+    assert len(queue) == 0

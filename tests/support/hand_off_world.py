@@ -37,7 +37,7 @@ from twinfire.protocol.messages import (
 from twinfire.protocol.peer_messages import HandOffKey, PeerMessage, Renew
 from twinfire.protocol.sampling import SamplingParams
 from twinfire.protocol.tokens import pack_ids
-from twinfire.scheduler.prompt_clock import PromptClock
+from twinfire.scheduler.prompt_turn import PromptClock, PromptTurn
 from twinfire.transfer.connector import ReadFailed, RemoteBlock
 from twinfire.transfer.fault_points import FaultPoints
 from twinfire.transfer.hand_off_receiver import HandOffReceiver
@@ -100,7 +100,7 @@ def num_blocks_of(submit: Submit) -> int:
 class _Prompt:
     key: HandOffKey
     submit: Submit
-    turn: int
+    turn: PromptTurn
     block_ids: list[int] = field(default_factory=list)
     computed: bool = False
 
@@ -115,15 +115,14 @@ class PrefillEngine:
         self.is_starved = False
         self.clock = PromptClock()
 
-    def turn(self, num_uncached: int) -> int:
-        return self.clock.turn(num_uncached)
+    def turn(self, num_uncached: int) -> PromptTurn:
+        return PromptTurn(self.clock, num_uncached)
 
-    def submit(self, gateway_id: str, submit: Submit) -> None:
+    def submit(self, gateway_id: str, submit: Submit, turn: PromptTurn) -> None:
         if num_blocks_of(submit) > self.blocks.num_blocks:
             raise InvalidRequest("the prompt is too long for the prefill worker")
         key = HandOffKey(gateway_id, submit.request_id, submit.attempt)
-        self.prompts.append(_Prompt(key, submit, self.turn(len(submit.prompt) // 4)))
-        self.prompts.sort(key=lambda prompt: prompt.turn)
+        self.prompts.append(_Prompt(key, submit, turn))
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
         for prompt in list(self.prompts):
@@ -146,7 +145,7 @@ class PrefillEngine:
 
     def step(self) -> None:
         self.is_starved = False
-        for prompt in self.prompts:
+        for prompt in sorted(self.prompts, key=lambda one: -one.turn.slowdown()):
             if prompt.computed:
                 continue
             taken = self.blocks.take(1)
@@ -154,7 +153,7 @@ class PrefillEngine:
                 self.is_starved = True
                 return
             (block_id,) = taken
-            self.clock.computed(BLOCK_SIZE)
+            self.clock.now += BLOCK_SIZE
             index = len(prompt.block_ids)
             prompt.block_ids.append(block_id)
             self.blocks.content[block_id] = (prompt.submit.prompt, index)
@@ -368,9 +367,9 @@ class World:
             faults=faults,
         )
 
-    def _admit(self, gateway_id: str, submit: Submit) -> None:
+    def _admit(self, gateway_id: str, submit: Submit, turn: PromptTurn) -> None:
         try:
-            self.prefill.submit(gateway_id, submit)
+            self.prefill.submit(gateway_id, submit, turn)
         except InvalidRequest as error:
             self.sender.refused(gateway_id, submit, error)
 

@@ -108,6 +108,10 @@ def test_a_short_prompt_is_opened_past_long_ones_and_computed_before_their_rest(
     world.request(4, 8)
     world.request(5, 80, num_uncached=8)
     world.sender.pump()
+    assert opened(world) == [], "they have waited for nothing yet"
+    for _ in range(4):
+        world.step()
+    world.sender.pump()
     assert opened(world) == [4, 5], "a prompt that is all but cached is a short one"
     for _ in range(2):
         world.step()
@@ -115,18 +119,6 @@ def test_a_short_prompt_is_opened_past_long_ones_and_computed_before_their_rest(
     while world.reader.open:
         world.reader.end_one()
     assert world.gateway.ends == {4: ["accepted"]}
-
-
-def test_short_prompts_wait_for_a_long_one_whose_own_length_was_computed_since_it_came() -> None:
-    world = World(prefill_blocks=400, decode_blocks=400)
-    for request_id in range(3):
-        world.request(request_id, 200)
-    world.sender.pump()
-    assert opened(world) == [0, 1]
-    world.prefill.clock.computed(200)
-    world.request(3, 8)
-    world.sender.pump()
-    assert opened(world) == []
 
 
 def test_a_prompt_crosses_block_by_block_while_it_is_computed() -> None:

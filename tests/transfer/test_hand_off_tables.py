@@ -14,6 +14,7 @@ from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.sampling import SamplingParams
+from twinfire.scheduler.prompt_turn import PromptClock, PromptTurn
 from twinfire.transfer import tombstones
 from twinfire.transfer.fair_queue import STARVING_S, FairQueue
 from twinfire.transfer.fault_points import FaultPoints
@@ -146,7 +147,9 @@ def test_a_kill_is_logged_before_it_happens() -> None:
 
 
 def outgoing(gateway_id: str, request_id: int, peer: Peer, deadline_s: float) -> Outgoing:
-    return Outgoing(key(gateway_id, request_id), Submit(request_id, b"", GREEDY), peer, deadline_s)
+    submit = Submit(request_id, b"", GREEDY)
+    turn = PromptTurn(PromptClock(), 1)
+    return Outgoing(key(gateway_id, request_id), submit, peer, deadline_s, turn)
 
 
 def test_a_table_tells_what_is_open_silent_and_overdue() -> None:

@@ -48,7 +48,7 @@ class ServeOptions:
     parsers: ParserChoice
     max_model_len: int | None
     max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     kv_cache_bytes: int | None
     dtype: Dtype
     backend: Backend
@@ -161,9 +161,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-num-batched-tokens",
         type=_positive,
-        default=1024,
         metavar="TOKENS",
-        help="token budget of a step (%(default)s)",
+        help="token budget of a step, at least --max-num-seqs (default: 512; 4096 on a GPU)",
     )
     group.add_argument(
         "--kv-cache-memory",
@@ -222,8 +221,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--scheduling-policy",
         choices=["fair", "fcfs", "priority"],
         default="fair",
-        help="whose prompt is computed first: fair lets short ones pass long ones, none for longer "
-        "than it takes itself (default: %(default)s)",
+        help="whose prompt is computed first: fair is who has waited longest for its length, so "
+        "that short ones pass long ones (default: %(default)s)",
     )
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="compute every prompt from its start"
@@ -242,7 +241,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         parsers=ParserChoice(args.tool_parser, args.reasoning_parser),
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=max(args.max_num_batched_tokens, args.max_num_seqs),
+        max_num_batched_tokens=args.max_num_batched_tokens,
         kv_cache_bytes=args.kv_cache_memory,
         dtype=DTYPE_NAMES[args.dtype],
         backend=args.backend,

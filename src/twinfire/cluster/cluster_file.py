@@ -94,7 +94,7 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_memory: int | None = None
     """Bytes for each worker."""
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int | None = None
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

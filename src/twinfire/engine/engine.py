@@ -46,6 +46,7 @@ from twinfire.protocol.messages import (
 )
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.tokens import unpack_ids
+from twinfire.scheduler.prompt_turn import PromptTurn
 from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.sequence import Sequence
 from twinfire.scheduler.step_plan import StepPlan
@@ -113,18 +114,27 @@ class Engine:
         """
         return self._last_step_tokens == 0 and self._scheduler.num_waiting > 0
 
-    def turn(self, num_uncached: int) -> int:
+    def turn(self, num_uncached: int) -> PromptTurn:
         """Return the turn of a prompt that comes now with so many tokens to compute."""
         return self._scheduler.turn(num_uncached)
 
-    def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
+    def submit(
+        self,
+        gateway_id: str,
+        message: Submit,
+        *,
+        pulled_blocks: int = 0,
+        turn: PromptTurn | None = None,
+    ) -> None:
         """Queue a request; InvalidRequest when it can never run here.
 
-        `pulled_blocks` of its prompt have just come from another worker.
+        `pulled_blocks` of its prompt have just come from another worker. `turn` is the one that it
+        had while it waited elsewhere on this worker.
         """
         request = self._checked_request(gateway_id, message)
         if request.key in self._outgoing:
             raise InvalidRequest(f"attempt {message.attempt} has been computed already")
+        request.turn = turn
         request.num_pulled_tokens = pulled_blocks * self._scheduler.config.block_size
         if self._follow_grammar(request):
             self._table.submit(request)

@@ -14,6 +14,7 @@ from twinfire.engine.token_history import TokenHistory
 from twinfire.protocol.messages import FinishReason, LogprobRows, Submit
 from twinfire.protocol.peer_messages import HandOffKey
 from twinfire.protocol.tokens import unpack_ids
+from twinfire.scheduler.prompt_turn import PromptTurn
 from twinfire.scheduler.sequence import Sequence
 
 
@@ -69,6 +70,8 @@ class Request:
         """Whether the log-probabilities of prompt tokens are wanted."""
         self.ending_token_ids = sampling.ending_token_ids
         self.num_pulled_tokens = 0
+        self.turn: PromptTurn | None = None
+        """Of its prompt, where it had one before the scheduler saw it."""
         self.prompt_done = False
         self.arrival_s = arrival_s
         self.first_scheduled_s: float | None = None

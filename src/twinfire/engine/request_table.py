@@ -84,6 +84,7 @@ class RequestTable:
             priority=request.priority,
             cache_extra=cache_extra_key(salt=request.cache_salt),
             read_prefix_cache=not request.scores_prompt and sampling.pooling != "mean",
+            turn=request.turn,
         )
 
     def fork(self, request: Request, parent: Sequence, choice: Choice) -> None:

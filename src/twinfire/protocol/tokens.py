@@ -14,6 +14,7 @@ from collections.abc import Iterable
 _UINT32 = "I"
 _FLOAT32 = "f"
 _INT64 = "q"
+_ID_BYTES = 4
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -24,6 +25,11 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 def unpack_ids(packed: bytes) -> array[int]:
     """Return the ids of `pack_ids` as an array('I'); ValueError if cut inside an id."""
     return _from_little_endian(_UINT32, packed)
+
+
+def count_ids(packed: bytes) -> int:
+    """Return how many ids `pack_ids` packed."""
+    return len(packed) // _ID_BYTES
 
 
 def pack_floats(values: Iterable[float]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
-from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of, turn_of
+from twinfire.scheduler.waiting_queue import Rank, rank_of, turn_of, waiting_queue
 
 
 class LineUp:
@@ -16,7 +16,7 @@ class LineUp:
         self._tables = tables
         # A dict with no values: a set that keeps its order.
         self.running: dict[Sequence, None] = {}
-        self.waiting = WaitingQueue(config.policy)
+        self.waiting = waiting_queue(config.policy)
         self.num_preemptions = 0
         """Since the start."""
 
@@ -45,7 +45,7 @@ class LineUp:
         return rank_of(sequence, self._config.policy)
 
     def turn(self, sequence: Sequence) -> Rank:
-        """Return a sequence's place among prompts: lower is computed earlier."""
+        """Return a sequence's place among prompts now: lower is computed earlier."""
         return turn_of(sequence, self._config.policy)
 
     def num_blocks_promised(self) -> int:

@@ -8,12 +8,14 @@ blocks for a waiting sequence, never touches tensors; not thread-safe.
 
 from __future__ import annotations
 
+import math
 from collections import abc
 
 from twinfire.cache.block_pool import BlockPool
 from twinfire.scheduler.arrivals import Arrivals
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.line_up import LineUp
+from twinfire.scheduler.prompt_turn import PromptClock, PromptTurn
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.size_limit import check_can_ever_fit
@@ -37,6 +39,7 @@ class Scheduler:
         self._arrivals = Arrivals()
         self._line = LineUp(config, self._tables)
         self._planner = StepPlanner(config, self._tables, self._line)
+        self._clock = PromptClock()
         self._plan_in_flight: StepPlan | None = None
         self._num_arrivals = 0
 
@@ -136,12 +139,9 @@ class Scheduler:
         """Return the unfinished sequence of this key, None if there is none."""
         return self._sequences.get(key)
 
-    def turn(self, num_uncached: int) -> int:
-        """Return when a prompt with so many tokens to compute gets its turn if it comes now.
-
-        Lower turns come first. All are 0 unless the policy is fair.
-        """
-        return self._planner.clock.turn(num_uncached) if self.config.policy == "fair" else 0
+    def turn(self, num_uncached: int) -> PromptTurn:
+        """Return the turn of a prompt that comes now with so many tokens to compute."""
+        return PromptTurn(self._clock, num_uncached if self.config.policy == "fair" else math.inf)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence. InvalidRequest, naming need and limit, if it could never run."""
@@ -149,7 +149,8 @@ class Scheduler:
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
         self._tables.extend_hashes(sequence)
-        sequence.turn = self.turn(self._tables.num_uncached(sequence))
+        if sequence.turn is None:
+            sequence.turn = self.turn(self._tables.num_uncached(sequence))
         self._enlist(sequence)
         self._line.waiting.push(sequence)
 
@@ -293,6 +294,8 @@ class Scheduler:
                 continue
             sequence = piece.sequence
             num_computed_tokens = piece.known_end
+            if piece.start < sequence.num_prompt_tokens:
+                self._clock.now += piece.known_end - piece.start
             drawn = new_tokens.get(sequence)
             if drawn:
                 sequence.tokens.extend(drawn)

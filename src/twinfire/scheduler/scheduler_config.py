@@ -31,8 +31,8 @@ class SchedulerConfig:
     watermark_blocks: int | None = None
     """Blocks that admission leaves for running sequences to grow into; None is 1 % of all."""
     policy: Policy = "fair"
-    """Whose prompt goes first: the one that would be done first had each started alone when it came
-    (`PromptClock`), the earliest arrival, or the lowest `priority` and then the earliest."""
+    """Whose prompt goes first: who has waited longest for its length (`PromptTurn`), the earliest
+    arrival, or the lowest `priority` and then the earliest."""
     enable_prefix_cache: bool = True
     """Whether computed blocks are found again by their content."""
     num_lookahead_tokens: int = 0

@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twinfire.scheduler.prompt_turn import PromptTurn
+
 
 class Status(Enum):
     """Where a sequence is. Preempted sequences are WAITING again."""
@@ -52,9 +54,8 @@ class Sequence:
     num_preemptions: int = 0
     arrival: int = 0
     """Order of submission, set by the scheduler."""
-    turn: int = 0
-    """With the fair policy, when its prompt would be done had it started alone, in `PromptClock`'s
-    time; set by the scheduler."""
+    turn: PromptTurn | None = None
+    """Since when it waits, and for how many tokens; set by the scheduler where nobody has."""
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.line_up import LineUp
 from twinfire.scheduler.newcomers import Newcomers
-from twinfire.scheduler.prompt_clock import PromptClock
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
 from twinfire.scheduler.step_plan import Slice, StepDraft
@@ -18,7 +17,6 @@ class StepPlanner:
         self._config = config
         self._tables = tables
         self._line = line
-        self.clock = PromptClock()
         self.prefix_queries = 0
         """Prompt tokens looked up in the prefix cache, each prompt once, since the start."""
         self.prefix_hits = 0
@@ -44,7 +42,6 @@ class StepPlanner:
 
     def _plan_prompts(self, draft: StepDraft, prefilling: list[Sequence]) -> None:
         """Plan prompts as their turns come, those that have begun and those that wait."""
-        budget = draft.budget
         newcomers = Newcomers(self._config, self._tables, self._line, draft, prefilling)
         for sequence in prefilling:
             while (taken := newcomers.take(before=sequence)) is not None:
@@ -53,7 +50,6 @@ class StepPlanner:
         while (taken := newcomers.take()) is not None:
             newcomers.started(self._start(draft, *taken))
         newcomers.close()
-        self.clock.computed(max(0, budget - draft.budget))
 
     def _plan_drafts(self, draft: StepDraft, decoding: list[Sequence]) -> None:
         """Add what is guessed, as far as nobody else needs the tokens and blocks."""
@@ -90,7 +86,6 @@ class StepPlanner:
     def _start(self, draft: StepDraft, sequence: Sequence, prefix: list[int]) -> Slice:
         self._tables.start(sequence, prefix)
         self._line.run(sequence)
-        self.clock.started()
         if sequence.num_cached_tokens is None:
             found = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             sequence.num_cached_tokens = found

@@ -1,18 +1,19 @@
 """Sequences that hold no blocks and wait to run, and the orders that rank all sequences.
 
 A preempted sequence keeps the place that it was given on arrival, so it returns to the head without
-any rule of its own. Removal is O(1): the heap's entry is left behind and skipped later.
+any rule of its own.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Protocol
 
 from twinfire.scheduler.scheduler_config import Policy
-from twinfire.scheduler.sequence import Sequence
+from twinfire.scheduler.sequence import Sequence, Status
 
-Rank = tuple[int, int, int]
+Rank = tuple[float, int, int]
 
 _MIN_ENTRIES_TO_COMPACT = 64
 
@@ -27,14 +28,78 @@ def rank_of(sequence: Sequence, policy: Policy) -> Rank:
 
 
 def turn_of(sequence: Sequence, policy: Policy) -> Rank:
-    """Return a sequence's place among prompts: lower is computed earlier."""
+    """Return a sequence's place among prompts now: lower is computed earlier."""
     if policy == "fair":
-        return sequence.turn, sequence.arrival, sequence.key[2]
+        assert sequence.turn is not None, f"{sequence.key} was not submitted"
+        num_left = sequence.num_tokens - sequence.num_computed_tokens
+        has_begun = sequence.status is Status.RUNNING
+        slowdown = sequence.turn.slowdown(num_left if has_begun else None)
+        return -slowdown, sequence.arrival, sequence.key[2]
     return rank_of(sequence, policy)
 
 
-class WaitingQueue:
+class WaitingQueue(Protocol):
     """A set of sequences of which the one whose turn is next is taken first."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, sequence: Sequence) -> bool: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate in no particular order."""
+        ...
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence that is not in the queue."""
+        ...
+
+    def peek(self) -> Sequence | None:
+        """Return the first sequence, None when the queue is empty."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is."""
+        ...
+
+
+def waiting_queue(policy: Policy) -> WaitingQueue:
+    """Return an empty queue."""
+    return FairQueue() if policy == "fair" else RankedQueue(policy)
+
+
+class FairQueue:
+    """By the order of the fair policy, which changes while they wait: so each look is at all."""
+
+    def __init__(self) -> None:
+        # A dict with no values: a set that keeps its order.
+        self._members: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._members
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate in no particular order."""
+        return iter(self._members)
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence that is not in the queue."""
+        assert sequence not in self._members, f"{sequence.key} waits already"
+        self._members[sequence] = None
+
+    def peek(self) -> Sequence | None:
+        """Return the first sequence, None when the queue is empty."""
+        return min(self._members, key=lambda one: turn_of(one, "fair"), default=None)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is."""
+        del self._members[sequence]
+
+
+class RankedQueue:
+    """By ranks that stay. A removed one's entry is left behind in a heap and skipped later."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy: Policy = policy
@@ -57,7 +122,7 @@ class WaitingQueue:
         assert sequence not in self._members, f"{sequence.key} waits already"
         self._pushes += 1
         self._members[sequence] = self._pushes
-        heapq.heappush(self._entries, (turn_of(sequence, self._policy), self._pushes, sequence))
+        heapq.heappush(self._entries, (rank_of(sequence, self._policy), self._pushes, sequence))
 
     def peek(self) -> Sequence | None:
         """Return the first sequence, None when the queue is empty."""

@@ -7,7 +7,6 @@ reported once, whatever is lost, and every message may be repeated.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 from twinfire.engine.hand_off import BlocksComputed, HandOffEnded, HandOffEvent, PromptComputed
@@ -25,7 +24,8 @@ from twinfire.protocol.peer_messages import (
     Renew,
     Ticket,
 )
-from twinfire.protocol.tokens import pack_generations, pack_ids
+from twinfire.protocol.tokens import count_ids, pack_generations, pack_ids
+from twinfire.scheduler.prompt_turn import PromptTurn
 from twinfire.transfer.block_sums import block_sums
 from twinfire.transfer.fault_points import FaultPoints
 from twinfire.transfer.hand_off_table import SILENCE, HandOffTable
@@ -46,9 +46,9 @@ STARVED_PATIENCE_S = 1.0
 class HandOffSender:
     """Hand-offs that this worker computes.
 
-    `admit(gateway_id, submit)` gives a prompt to the engine; when the engine refuses it, `refused`
-    is to be called. `num_waiting()` counts what the engine has queued. With `content` each block's
-    crc32 is sent along.
+    `admit(gateway_id, submit, turn)` gives a prompt to the engine; when the engine refuses it,
+    `refused` is to be called. `num_waiting()` counts what the engine has queued. With `content`
+    each block's crc32 is sent along.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HandOffSender:
         engine: SendingEngine,
         peers: Peers,
         gateways: Gateways,
-        admit: Callable[[str, Submit], None],
+        admit: Callable[[str, Submit, PromptTurn], None],
         num_waiting: Callable[[], int],
         *,
         lease_s: float,
@@ -76,8 +76,6 @@ class HandOffSender:
         self._draft = draft
         self._content = content
         self._outgoing: HandOffTable[Outgoing] = HandOffTable(lease_s, clock)
-        self._queue: list[tuple[int, int, int, HandOffKey]] = []
-        self._num_submitted = 0
         self._starved_since_s: float | None = None
 
     def __len__(self) -> int:
@@ -98,15 +96,11 @@ class HandOffSender:
         if key in self._outgoing:
             return
         deadline_s = None if submit.timeout_s is None else self._clock() + submit.timeout_s
-        outgoing = Outgoing(key, submit, hand_off.decode, deadline_s)
         num_uncached = hand_off.num_uncached_tokens
         if num_uncached is None:
-            num_uncached = outgoing.num_prompt_tokens
-        outgoing.turn = self._engine.turn(num_uncached)
-        self._outgoing.add(outgoing)
-        place = (submit.priority, outgoing.turn, self._num_submitted, key)
-        heapq.heappush(self._queue, place)
-        self._num_submitted += 1
+            num_uncached = count_ids(submit.prompt)
+        turn = self._engine.turn(num_uncached)
+        self._outgoing.add(Outgoing(key, submit, hand_off.decode, deadline_s, turn))
         self._faults.hit("sender.queued")
 
     def received(self, peer: Peer, message: PeerMessage) -> None:
@@ -185,13 +179,8 @@ class HandOffSender:
     def pump(self) -> None:
         """Sweep leases and deadlines and open what is next; to be called every pass."""
         self._sweep()
-        while self._queue:
-            outgoing = self._outgoing.get(self._queue[0][-1])
-            if outgoing is not None and outgoing.stage is Stage.QUEUED:
-                if not self._may_open(outgoing):
-                    break
-                self._open(outgoing)
-            heapq.heappop(self._queue)
+        while (outgoing := self._next_queued()) is not None and self._may_open(outgoing):
+            self._open(outgoing)
 
     def renewals(self) -> dict[str, tuple[HandOffKey, ...]]:
         """Return what is open by decode worker."""
@@ -232,11 +221,18 @@ class HandOffSender:
             if computing:
                 self._fail(computing[-1], "the prefill worker finds no blocks for the prompt")
 
+    def _next_queued(self) -> Outgoing | None:
+        queued = (one for one in self._outgoing if one.stage is Stage.QUEUED)
+        # The first of equals: those of one turn go as they came.
+        return min(
+            queued, key=lambda one: (one.submit.priority, -one.turn.slowdown()), default=None
+        )
+
     def _may_open(self, next_one: Outgoing) -> bool:
         now_s, num_ahead, num_ungranted = self._clock(), 0, 0
         for outgoing in self._outgoing:
             # Those of later turns are passed, begun or not.
-            is_ahead = outgoing.turn <= next_one.turn
+            is_ahead = outgoing.turn.slowdown() >= next_one.turn.slowdown()
             if outgoing.stage is Stage.OPEN:
                 num_ungranted += 1
                 num_ahead += is_ahead and now_s - outgoing.opened_s < GRANT_PATIENCE_S
@@ -263,7 +259,7 @@ class HandOffSender:
             return
         self._faults.hit("sender.after_ticket")
         outgoing.stage = Stage.COMPUTING
-        self._admit(key.gateway_id, outgoing.submit)
+        self._admit(key.gateway_id, outgoing.submit, outgoing.turn)
         for choice in outgoing.cancelled_choices:
             self._engine.cancel(key.gateway_id, key.request_id, choice)
 

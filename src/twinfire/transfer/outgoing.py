@@ -7,8 +7,8 @@ from enum import Enum, auto
 
 from twinfire.protocol.messages import Peer, Submit
 from twinfire.protocol.peer_messages import HandOffKey
-
-_TOKEN_BYTES = 4
+from twinfire.protocol.tokens import count_ids
+from twinfire.scheduler.prompt_turn import PromptTurn
 
 
 class Stage(Enum):
@@ -29,8 +29,7 @@ class Outgoing:
     submit: Submit
     peer: Peer
     deadline_s: float | None
-    turn: int = 0
-    """Prompts of lower turns are computed first."""
+    turn: PromptTurn
     stage: Stage = Stage.QUEUED
     opened_s: float = 0.0
     block_ids: dict[int, int] = field(default_factory=dict)
@@ -45,4 +44,4 @@ class Outgoing:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
-        return len(self.submit.prompt) // _TOKEN_BYTES
+        return count_ids(self.submit.prompt)

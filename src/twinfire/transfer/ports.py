@@ -18,6 +18,7 @@ from twinfire.protocol.messages import (
     ToGateway,
 )
 from twinfire.protocol.peer_messages import HandOffKey, PeerMessage
+from twinfire.scheduler.prompt_turn import PromptTurn
 from twinfire.transfer.connector import ReadFailed, RemoteBlock
 
 
@@ -67,11 +68,8 @@ class SendingEngine(Protocol):
         """Whether the last step computed nothing for want of blocks, though requests wait."""
         ...
 
-    def turn(self, num_uncached: int) -> int:
-        """Return the turn of a prompt that comes now with so many tokens to compute.
-
-        Prompts of lower turns are computed first; those of one turn as they came.
-        """
+    def turn(self, num_uncached: int) -> PromptTurn:
+        """Return the turn of a prompt that comes now with so many tokens to compute."""
         ...
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:

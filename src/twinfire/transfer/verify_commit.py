@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from twinfire.protocol.messages import Peer, Submit
 from twinfire.protocol.peer_messages import Commit, Open
+from twinfire.protocol.tokens import count_ids
 from twinfire.transfer.prompt_digest import prompt_digest
 from twinfire.transfer.reserves import Remembered
-
-_TOKEN_BYTES = 4
 
 
 def check_open(message: Open, peer: Peer, reserve: Remembered) -> str | None:
     """Return what is wrong with an opening, None when nothing is."""
     if peer.instance_id != reserve.prefill_instance:
         return "another prefill worker opened this hand-off than the gateway announced"
-    num_tokens = len(reserve.submit.prompt) // _TOKEN_BYTES
+    num_tokens = count_ids(reserve.submit.prompt)
     if message.num_prompt_tokens != num_tokens:
         return f"the prefill worker has a prompt of {message.num_prompt_tokens}, not {num_tokens}"
     return None

@@ -8,6 +8,7 @@ from typing import Protocol
 from twinfire.protocol.errors import InvalidRequest
 from twinfire.protocol.messages import ALL_CHOICES, Submit
 from twinfire.protocol.peer_messages import HandOffKey
+from twinfire.scheduler.prompt_turn import PromptTurn
 from twinfire.transfer.prefix_pull import PrefixPuller
 
 Refused = Callable[[str, Submit, InvalidRequest], None]
@@ -21,11 +22,18 @@ class SubmitEngine(Protocol):
         """Whether the last step computed nothing for want of blocks, though requests wait."""
         ...
 
-    def turn(self, num_uncached: int) -> int:
+    def turn(self, num_uncached: int) -> PromptTurn:
         """Return the turn of a prompt that comes now with so many tokens to compute."""
         ...
 
-    def submit(self, gateway_id: str, message: Submit, *, pulled_blocks: int = 0) -> None:
+    def submit(
+        self,
+        gateway_id: str,
+        message: Submit,
+        *,
+        pulled_blocks: int = 0,
+        turn: PromptTurn | None = None,
+    ) -> None:
         """Queue a request; InvalidRequest when it can never run here."""
         ...
 
@@ -53,16 +61,19 @@ class Admission:
         """Requests that wait for their prefix."""
         return len(self._cancelled_choices)
 
-    def submit(self, gateway_id: str, submit: Submit) -> None:
-        """Give a request to the engine, now or when its prefix has come."""
+    def submit(self, gateway_id: str, submit: Submit, turn: PromptTurn | None = None) -> None:
+        """Give a request to the engine, now or when its prefix has come.
+
+        `turn` is the one that it has been waiting with.
+        """
         pull = submit.pull
         # Who wants the prompt's own log-probabilities needs every token of it computed.
         if self._puller is None or pull is None or submit.sampling.prompt_logprobs >= 0:
-            self._to_engine(gateway_id, submit, 0)
+            self._to_engine(gateway_id, submit, 0, turn)
             return
         self._cancelled_choices[gateway_id, submit.request_id] = []
         self._puller.begin(
-            gateway_id, submit, pull, lambda num: self._to_engine(gateway_id, submit, num)
+            gateway_id, submit, pull, lambda num: self._to_engine(gateway_id, submit, num, turn)
         )
 
     def cancel(self, gateway_id: str, request_id: int, choice: int = ALL_CHOICES) -> None:
@@ -82,7 +93,7 @@ class Admission:
         """Whether the engine finds no blocks for what waits."""
         return self._engine.is_starved
 
-    def turn(self, num_uncached: int) -> int:
+    def turn(self, num_uncached: int) -> PromptTurn:
         """Return the turn of a prompt that comes now with so many tokens to compute."""
         return self._engine.turn(num_uncached)
 
@@ -96,10 +107,12 @@ class Admission:
             if owner == gateway_id:
                 self.cancel(owner, request_id, ALL_CHOICES)
 
-    def _to_engine(self, gateway_id: str, submit: Submit, num_pulled: int) -> None:
+    def _to_engine(
+        self, gateway_id: str, submit: Submit, num_pulled: int, turn: PromptTurn | None
+    ) -> None:
         cancelled = self._cancelled_choices.pop((gateway_id, submit.request_id), [])
         try:
-            self._engine.submit(gateway_id, submit, pulled_blocks=num_pulled)
+            self._engine.submit(gateway_id, submit, pulled_blocks=num_pulled, turn=turn)
         except InvalidRequest as error:
             self._refused(gateway_id, submit, error)
             return

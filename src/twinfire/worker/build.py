@@ -124,7 +124,7 @@ def _scheduler_config(
         max_model_len=max_model_len,
         block_size=layout.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_tokens,
         policy=config.scheduling_policy,
         enable_prefix_cache=config.enable_prefix_caching,
         hash_seed=hash_seed,
@@ -158,6 +158,6 @@ def _worker_info(
         fingerprint=fingerprint(
             checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version, head
         ),
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_tokens,
         name=config.name,
     )

@@ -32,8 +32,7 @@ from twinfire.protocol.messages import (
     Reserved,
     Submit,
 )
-
-_TOKEN_BYTES = 4
+from twinfire.protocol.tokens import count_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Attempt:
         num_uncached = self.route.uncached_on_prefill
         if pull is not None:
             num_pulled = pull.num_blocks * self.decode.info.block_size
-            num_uncached = min(num_uncached, len(submit.prompt) // _TOKEN_BYTES - num_pulled)
+            num_uncached = min(num_uncached, count_ids(submit.prompt) - num_pulled)
         hand_off = HandOff(self.decode.info.peer, num_uncached)
         self._prefill_is_open = True
         try:
@@ -159,7 +158,7 @@ class Attempt:
                     self._fail(WorkerLost("the worker gave the request up"), self.decode)
                     return
                 self._live.discard(event.choice)
-            self.route.charge.decode_tokens(len(event.tokens) // _TOKEN_BYTES)
+            self.route.charge.decode_tokens(count_ids(event.tokens))
             self._owner.take_delta(event)
             if not self._live and not self.ended.done():
                 self.decode.link.forget(self._request_id)
