@@ -17,10 +17,12 @@ from support.step_batches import Fed, load
 from support.tiny_models import TinyModel, tiny_model
 from support.two_engines import GATEWAY, CountedRunner, TwoEngines, real_engine
 from twinfire.engine.drafters.drafter import Draft, DraftContext
+from twinfire.engine.drafters.head_worth import HeadWorth
 from twinfire.engine.engine import Engine
 from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
 from twinfire.kernels.torch.sampling import TorchSamplingOps
 from twinfire.protocol.sampling import SamplingParams
+from twinfire.protocol.tokens import pack_ids
 
 NUM_DRAFTS = 4
 EAGLE3 = f"eagle3:adaptive=false,max_drafts={NUM_DRAFTS}"
@@ -139,7 +141,7 @@ def test_the_first_step_has_the_drafts_of_a_mixed_worker(backend: str, length: i
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("length", [1, 33, 64])
+@pytest.mark.parametrize("length", [1, 45, 64])
 @pytest.mark.parametrize("places", [2, 8])
 def test_every_choice_drafts_from_its_own_first_token(
     backend: str, length: int, places: int
@@ -160,11 +162,37 @@ def test_every_choice_drafts_from_its_own_first_token(
     }
     assert len(texts) > len(requests)
     for text in texts:
-        # Of the head's context a choice that waits has one row of another choice.
-        if places == 8:
+        assert_begins(chains[text], chain_from_scratch(backend, list(text)))
+    if length % 32 == 0:
+        return  # The row of the prompt's last token is in a block that all choices share.
+    for (tokens, _), choices in zip(requests, expected, strict=True):
+        assert_chains_are_those_from_scratch(chains, backend, tokens, choices[0])
+
+
+def assert_chains_are_those_from_scratch(
+    chains: dict[tuple[int, ...], Chain], backend: str, tokens: list[int], drawn: list[int]
+) -> None:
+    for count in range(1, len(drawn) - 1):
+        text = (*tokens, *drawn[:count])
+        if text in chains:
             assert_begins(chains[text], chain_from_scratch(backend, list(text)))
-        else:
-            assert chains[text][0]
+
+
+def test_a_choice_that_waited_leaves_the_blocks_of_another_alone() -> None:
+    tokens, params = prompt(8, 40), sampling(n=3, max_tokens=20)
+    pair = TwoEngines(lambda: made("native", max_num_seqs=2))
+    chains = observed(pair.decode)
+    assert pair.submit(0, tokens, params)
+    while pair.decode.load().step < 4:
+        pair.step()
+    pair.decode.cancel(GATEWAY, 0, 1)
+    pair.run()
+    (expected,) = plain("native", [(tokens, params)])
+    (got,) = answers(pair.collector, 1)
+    for choice in (0, 2):
+        assert got[choice] == expected[choice]
+        assert_chains_are_those_from_scratch(chains, "native", tokens, expected[choice])
+    assert (*tokens, expected[2][0]) in chains
 
 
 @pytest.mark.parametrize("prefill_head", ["", "another"])
@@ -189,6 +217,38 @@ def test_a_prompt_handed_to_a_worker_without_a_head() -> None:
     assert pair.submit(0, tokens, sampling())
     pair.run()
     assert answers(pair.collector, 1) == plain("native", [(tokens, sampling())])
+
+
+def test_a_stream_that_goes_on_over_a_hand_off_is_drafted_for_at_once() -> None:
+    """As after a lost decode worker: what is handed over is the prompt and the output so far."""
+    tokens, params = prompt(2, 40), sampling(max_tokens=30)
+    ((drawn,),) = (one.values() for one in plain("native", [(tokens, params)]))
+    pair = TwoEngines(lambda: made("native"))
+    chains = observed(pair.decode)
+    assert pair.submit(0, tokens, params, choices=(0,), outputs=(pack_ids(drawn[:9]),))
+    pair.run()
+    assert answers(pair.collector, 1) == [{0: drawn[9:]}]
+    text = (*tokens, *drawn[:10])
+    assert next(iter(chains)) == text
+    assert_begins(chains[text], chain_from_scratch("native", list(text)))
+
+
+class NeverWorthIt(HeadWorth):
+    def pays(self, num_streams: int) -> bool:
+        return False
+
+
+def test_a_head_that_rests_drafts_for_nothing_that_comes() -> None:
+    tokens = prompt(9, 40)
+    pair = TwoEngines(lambda: made("native"))
+    chains = observed(pair.decode)
+    assert pair.decode._speculator is not None
+    pair.decode._speculator._worth = NeverWorthIt()
+    assert pair.submit(0, tokens, sampling())
+    pair.run()
+    assert answers(pair.collector, 1) == plain("native", [(tokens, sampling())])
+    assert chains
+    assert not any(token_ids for token_ids, _ in chains.values())
 
 
 def floats(*values: float) -> bytes:
