@@ -96,6 +96,33 @@ def test_a_prompt_is_handed_from_prefill_to_decode(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_short_prompt_does_not_wait_behind_a_long_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker_pool(tmp_path) as pool:
+            prefill, decode = await pool.join("p", "prefill"), await pool.join("d", "decode")
+            long = pool.submit(3_000, policy="always")
+            first = (await prefill.expect(Submit)).request_id
+            next_long = pool.submit(list(range(3_000, 0, -1)), policy="always")
+            await until(lambda: len(pool.backend.admission) == 1)
+            short = pool.submit(128, policy="always")
+            passing = (await prefill.expect(Submit)).request_id
+            reserved = [(await decode.expect(Reserve)).submit.request_id for _ in range(2)]
+            assert reserved == [first, passing]
+            decode.accept(passing, {0: [7]}, finish="stop")
+            await short.end()
+            assert (short.tokens(), long.tokens(), next_long.tokens()) == ([7], [], [])
+            decode.accept(first, {0: [8]}, finish="stop")
+            await long.end()
+            last = (await prefill.expect(Submit)).request_id
+            assert (await decode.expect(Reserve)).submit.request_id == last
+            decode.accept(last, {0: [9]}, finish="stop")
+            await next_long.end()
+            assert (long.tokens(), next_long.tokens()) == ([8], [9])
+            pool.assert_idle()
+
+    asyncio.run(scenario())
+
+
 def test_a_first_token_may_end_the_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with worker_pool(tmp_path) as pool:

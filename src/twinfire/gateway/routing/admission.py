@@ -1,24 +1,27 @@
 """Requests wait here while no worker can take them.
 
 Bounded by requests and tokens. Served by priority, which rises with waiting, and in order of
-arrival within; a request that fits may pass one that does not, but nobody passes the head of the
-queue once it has waited `max_passed_s`, so that a huge one gets its room. Woken by the router when
-load falls, never by polling. Whoever enters gets a route, or an error by its deadline.
+arrival within; a request that fits may pass one that does not, but nobody of its lane passes the
+first that has waited `max_passed_s`, and nobody at all if that waits for KV blocks, so that a huge
+one gets its room. Woken by the router when load falls, never by polling. Whoever enters gets a
+route, or an error by its deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from twinfire.gateway.routing.lane import Lane
 from twinfire.gateway.routing.route import AllBusy, NoWorker, Route, RouteRequest
 from twinfire.gateway.routing.router import Router
 from twinfire.protocol.errors import Overloaded, TwinfireError
 
 _MAX_FAILURES = 4
-"""Waiting requests that a wake-up fails to place before it stops: a long queue costs little."""
+"""Requests of one lane that a wake-up fails to place at most: a long queue costs little."""
 
 
 @dataclass(order=True, slots=True)
@@ -30,6 +33,9 @@ class _Waiter:
     request: RouteRequest = field(compare=False)
     num_blocks: int = field(compare=False)
     route: asyncio.Future[Route] = field(compare=False)
+    lane: Lane | None = field(default=None, compare=False)
+    """As its last try found it; None until somebody asks, and while there is no worker."""
+    waits_for_blocks: bool = field(default=False, compare=False)
     no_worker_timer: asyncio.TimerHandle | None = field(default=None, compare=False)
 
 
@@ -64,12 +70,12 @@ class AdmissionQueue:
         """
         self._router.check_can_ever_fit(request)
         waiter = self._waiter(request)
-        is_first = not self._waiters or waiter < self._waiters[0]
+        may_go = self._may_go(waiter)
         if reject_if_busy:
-            if is_first:
+            if may_go:
                 return self._router.route(request)
             raise Overloaded("requests are queued already", self._retry_after_s(waiter))
-        if is_first:
+        if may_go:
             route = self._try(waiter)
             if route is not None or waiter.route.done():
                 return route or waiter.route.result()
@@ -93,6 +99,20 @@ class AdmissionQueue:
             num_blocks=self._router.num_blocks_wanted(request),
             route=asyncio.get_running_loop().create_future(),
         )
+
+    def _may_go(self, waiter: _Waiter) -> bool:
+        """Whether nobody ahead of it waits for what it may need."""
+        for one in self._waiters:
+            if waiter < one:
+                return True
+            if one.waits_for_blocks or self._lane(one) in (None, self._lane(waiter)):
+                return False
+        return True
+
+    def _lane(self, waiter: _Waiter) -> Lane | None:
+        if waiter.lane is None:
+            waiter.lane = self._router.lane(waiter.request)
+        return waiter.lane
 
     async def _first_of(self, waiter: _Waiter, deadline: float | None) -> Route:
         loop = asyncio.get_running_loop()
@@ -159,24 +179,31 @@ class AdmissionQueue:
     def _place(self) -> None:
         self._is_woken = False
         now_s = self._clock()
-        num_failures = 0
+        num_failures: Counter[Lane | None] = Counter()
+        closed: set[Lane | None] = set()
         for waiter in list(self._waiters):
-            if waiter.route.done():
+            if waiter.route.done() or (closed and self._lane(waiter) in closed):
                 continue
             route = self._try(waiter)
             if route is not None:
                 self._remove(waiter)
                 waiter.route.set_result(route)
                 continue
-            num_failures += 1
-            holds_others_back = now_s - waiter.since_s >= self._settings.max_passed_s
-            if num_failures >= _MAX_FAILURES or (holds_others_back and not waiter.route.done()):
+            lane = self._lane(waiter)
+            num_failures[lane] += 1
+            has_waited_long = now_s - waiter.since_s >= self._settings.max_passed_s
+            holds_others_back = has_waited_long and not waiter.route.done()
+            if holds_others_back and waiter.waits_for_blocks:
                 return
+            if holds_others_back or num_failures[lane] >= _MAX_FAILURES:
+                closed.add(lane)
 
     def _try(self, waiter: _Waiter) -> Route | None:
         try:
             return self._router.route(waiter.request)
-        except AllBusy:
+        except AllBusy as busy:
+            waiter.waits_for_blocks = busy.lane is None
+            waiter.lane = busy.lane or waiter.lane
             return None
         except NoWorker as error:
             if waiter.request.exclude:

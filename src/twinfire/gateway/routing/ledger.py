@@ -29,10 +29,10 @@ class Ledger:
         self.num_entries = 0
         self._elsewhere = 0
 
-    def open(self, amount: int) -> LedgerEntry:
-        """Charge `amount` at once."""
+    def open(self, amount: int, share: LedgerShare | None = None) -> LedgerEntry:
+        """Charge `amount` at once, and count it in `share` too."""
         self.num_entries += 1
-        entry = LedgerEntry(self)
+        entry = LedgerEntry(self, share)
         entry.charge(amount)
         return entry
 
@@ -54,13 +54,23 @@ class Ledger:
         self.load = max(0, self.charged + max(self._elsewhere, -self.seen))
 
 
+class LedgerShare:
+    """What some of the open entries of a ledger are charged together."""
+
+    __slots__ = ("charged",)
+
+    def __init__(self) -> None:
+        self.charged = 0
+
+
 class LedgerEntry:
     """What one request costs one worker. Closing it twice does nothing the second time."""
 
-    __slots__ = ("_is_open", "_ledger", "charged", "seen")
+    __slots__ = ("_is_open", "_ledger", "_share", "charged", "seen")
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, share: LedgerShare | None) -> None:
         self._ledger = ledger
+        self._share = share
         self._is_open = True
         self.charged = 0
         self.seen = 0
@@ -86,3 +96,5 @@ class LedgerEntry:
         added, newly_seen = charged - self.charged, seen - self.seen
         self.charged, self.seen = charged, seen
         self._ledger._add(added, newly_seen)
+        if self._share is not None:
+            self._share.charged += added

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from twinfire.gateway.routing.lane import Lane
 from twinfire.gateway.routing.route_charge import RouteCharge
 from twinfire.protocol.errors import Overloaded, WorkerLost
 
@@ -34,6 +35,11 @@ class NoWorker(WorkerLost):
 
 class AllBusy(Overloaded):
     """Every worker that could take the request is full; it may be asked again when one is not."""
+
+    def __init__(self, message: str, retry_after_s: float, lane: Lane | None) -> None:
+        """`lane` is the one that is full, None when it is KV blocks that are wanting."""
+        super().__init__(message, retry_after_s)
+        self.lane = lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from twinfire.gateway.routing.affinity import SessionBindings
 from twinfire.gateway.routing.costs import CostModel
 from twinfire.gateway.routing.demand import Demand
 from twinfire.gateway.routing.drain_rate import DrainRate
+from twinfire.gateway.routing.lane import Lane
 from twinfire.gateway.routing.leg_decision import HAND_OFF_REASONS, decide_leg
 from twinfire.gateway.routing.output_lengths import OutputLengths
 from twinfire.gateway.routing.policies import Balanced, Policy
 from twinfire.gateway.routing.prefix_index import PrefixIndex
 from twinfire.gateway.routing.route import (
     AllBusy,
+    NoWorker,
+    PdPolicy,
     PullHint,
     Route,
     RouteReason,
@@ -107,6 +110,22 @@ class Router:
         """KV blocks of the request with its expected output."""
         return self._num_blocks(request, self._expected_tokens(request))
 
+    def lane(self, request: RouteRequest) -> Lane | None:
+        """Return "short" if it is for any worker that may compute the prompt; None without any."""
+        policy = self._pd_policy(request)
+        try:
+            decoders, prefillers, _ = self.pool.candidates(request, policy)
+        except NoWorker:
+            return None
+        only_prefillers = policy == "always" and prefillers
+        workers = prefillers if only_prefillers else [*decoders, *prefillers]
+        num_tokens, size = request.num_context_tokens, self.pool.block_size
+        if num_tokens <= max(one.step_tokens for one in workers):
+            return "short"
+        cached, _ = self._cached_blocks(request, self._clock())
+        lanes = {one.lane(num_tokens - cached.get(one.instance_id, 0) * size) for one in workers}
+        return "short" if "short" in lanes else "long"
+
     def route(self, request: RouteRequest) -> Route:
         """Choose and charge the workers of one attempt.
 
@@ -116,11 +135,11 @@ class Router:
         self.check_can_ever_fit(request)
         expected = self._expected_tokens(request)
         num_blocks = self._num_blocks(request, expected)
-        policy = request.pd_policy or self.settings.pd_policy
+        policy = self._pd_policy(request)
         decoders, prefillers, reason = self.pool.candidates(request, policy)
         decoders = self.pool.with_room(decoders, num_blocks)
         if not decoders:
-            raise self._all_busy(request, num_blocks)
+            raise self._all_busy(request, num_blocks, None)
         now_s = self._clock()
         cached, most_cached = self._cached_blocks(request, now_s)
         demand = Demand(
@@ -146,9 +165,9 @@ class Router:
         now_s: float,
     ) -> Route:
         if prefillers:
-            prefillers = self.pool.with_short_queue(prefillers) or prefillers
+            prefillers = self.pool.with_free_lane(prefillers, demand) or prefillers
         else:
-            decoders = self.pool.with_short_queue(decoders) or decoders
+            decoders = self.pool.with_free_lane(decoders, demand) or decoders
         prefill = self._prefill(demand, prefillers, decoders[0] if len(decoders) == 1 else None)
         decode = self.policy.choose_decode(demand, decoders, prefill)
         if prefill is decode:
@@ -158,8 +177,10 @@ class Router:
         if reason not in HAND_OFF_REASONS:
             prefill = None
         computing = prefill or decode
-        if not self.pool.with_short_queue((computing,)):
-            raise self._all_busy(request, demand.num_blocks)
+        uncached_on_prefill = demand.uncached_tokens(computing.instance_id)
+        lane = computing.lane(uncached_on_prefill)
+        if not self.pool.with_free_lane((computing,), demand):
+            raise self._all_busy(request, demand.num_blocks, lane)
         self.tallies.reasons[reason] += 1
         self._num_choices += 1
         for worker in {decode, computing}:
@@ -170,7 +191,6 @@ class Router:
             self.sessions.bind(
                 request.affinity, decode=decode.instance_id, prefill=bound, now_s=now_s
             )
-        uncached_on_prefill = demand.uncached_tokens(computing.instance_id)
         pull = self._pull_hint(computing, demand)
         return Route(
             decode=decode.instance_id,
@@ -179,7 +199,7 @@ class Router:
             uncached_on_decode=demand.uncached_tokens(decode.instance_id),
             uncached_on_prefill=uncached_on_prefill,
             pull=pull,
-            charge=self._charge(request, demand, decode, computing, pull, now_s),
+            charge=self._charge(request, demand, decode, computing, lane, pull, now_s),
         )
 
     def _prefill(
@@ -189,10 +209,10 @@ class Router:
             workers = [one for one in workers if one is not but]
         return self.policy.choose_prefill(demand, workers) if workers else None
 
-    def _all_busy(self, request: RouteRequest, num_blocks: int) -> AllBusy:
+    def _all_busy(self, request: RouteRequest, num_blocks: int, lane: Lane | None) -> AllBusy:
         self.tallies.num_busy += 1
         retry_after_s = self.retry_after_s(request.num_context_tokens, num_blocks)
-        return AllBusy("every worker is busy", retry_after_s)
+        return AllBusy("every worker is busy", retry_after_s, lane)
 
     def _charge(
         self,
@@ -200,6 +220,7 @@ class Router:
         demand: Demand,
         decode: WorkerState,
         computing: WorkerState,
+        lane: Lane,
         pull: PullHint | None,
         now_s: float,
     ) -> RouteCharge:
@@ -212,7 +233,7 @@ class Router:
             num_output_before=request.num_output_tokens,
             block_size=demand.block_size,
             prefill=computing.charge_prefill(
-                demand.num_tokens - predicted, request.request_id, now_s
+                demand.num_tokens - predicted, lane, request.request_id, now_s
             ),
             decode=decode.decode.open(demand.num_blocks),
             decode_computes_prompt=computing is decode,
@@ -258,6 +279,9 @@ class Router:
         most_held = max(depths.values(), default=0)
         self._speculation.raise_depths(hashes, depths, now_s)
         return depths, most_held
+
+    def _pd_policy(self, request: RouteRequest) -> PdPolicy:
+        return request.pd_policy or self.settings.pd_policy
 
     def _expected_tokens(self, request: RouteRequest) -> int:
         return self.lengths.expected(request.max_tokens, request.num_output_tokens)

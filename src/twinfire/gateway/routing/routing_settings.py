@@ -34,7 +34,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tie_s: AtLeastZero = 0.001
     """Costs nearer than this are equal, and the worker unused for longest is taken."""
     max_prefill_queue_s: AboveZero = 2.0
-    """A worker with this much prompt work is given no more; what comes waits in the gateway."""
+    """A worker with this much prompt work of a lane is given no more; it waits in the gateway."""
     max_kv_fill: Part = 0.95
     """Part of a worker's blocks that may be charged."""
     max_indexed_blocks: Count = 4_000_000
@@ -53,7 +53,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ageing_s: AboveZero = 10.0
     """Waiting this long in the queue is worth one step of priority."""
     max_passed_s: AtLeastZero = 1.0
-    """Nobody passes a request that has waited this long at the head of the queue."""
+    """Nobody of its lane passes a request that has waited this long; nobody if it is for blocks."""
     max_queued_requests: Count = 1024
     max_queued_tokens: Count = 8_000_000
     no_worker_wait_s: AtLeastZero = 5.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from twinfire.gateway.routing.demand import Demand
+from twinfire.gateway.routing.lane import Lane
 from twinfire.gateway.routing.route import NoWorker, PdPolicy, RouteReason, RouteRequest
 from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.gateway.routing.worker_state import WorkerState
@@ -117,23 +119,29 @@ class WorkerPool:
             if not (load := one.decode.load) or load + num_blocks <= fill * one.num_blocks
         ]
 
-    def with_short_queue(self, workers: Sequence[WorkerState]) -> list[WorkerState]:
-        """Return those that take one more prompt; the others are awaited from now on."""
+    def with_free_lane(self, workers: Sequence[WorkerState], demand: Demand) -> list[WorkerState]:
+        """Return those that take one more such prompt; the others are awaited from now on."""
         limit_s = self._settings.max_prefill_queue_s
         chosen = []
         for worker in workers:
+            # Most have so little to do that no lane can be full.
             if worker.prefill.load <= limit_s * worker.prefill_tokens_per_s:
                 chosen.append(worker)
+                continue
+            lane = worker.lane(demand.uncached_tokens(worker.instance_id))
+            if self._is_free(worker, lane):
+                chosen.append(worker)
             else:
-                worker.is_awaited = True
+                worker.awaited_lanes.add(lane)
         return chosen
 
     def is_awaited_no_more(self, worker: WorkerState) -> bool:
-        """Whether somebody was refused for its prompt queue and would not be now."""
-        if worker.is_awaited and self.with_short_queue((worker,)):
-            worker.is_awaited = False
-            return True
-        return False
+        """Whether somebody was refused for a lane of it that is free now."""
+        if not worker.awaited_lanes:
+            return False
+        freed = {lane for lane in worker.awaited_lanes if self._is_free(worker, lane)}
+        worker.awaited_lanes -= freed
+        return bool(freed)
 
     def check_can_ever_fit(self, request: RouteRequest) -> None:
         """Raise InvalidRequest when the request is longer than every worker's limits."""
@@ -165,6 +173,10 @@ class WorkerPool:
         rate = sum(one.prefill_tokens_per_s for one in workers)
         tokens = queued_tokens + sum(one.prefill.load for one in workers)
         return tokens / rate if rate else 0.0
+
+    def _is_free(self, worker: WorkerState, lane: Lane) -> bool:
+        limit = self._settings.max_prefill_queue_s * worker.prefill_tokens_per_s
+        return worker.queued_tokens(lane) <= limit
 
     def _prior_rate(self) -> float:
         rates = [self._workers[name].prefill_tokens_per_s for name in self._measured]

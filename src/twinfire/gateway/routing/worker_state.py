@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from twinfire.gateway.routing.ledger import Ledger, LedgerEntry
+from twinfire.gateway.routing.lane import Lane
+from twinfire.gateway.routing.ledger import Ledger, LedgerEntry, LedgerShare
 from twinfire.gateway.routing.step_time import StepTime
 from twinfire.protocol.messages import Load, WorkerInfo
 
@@ -33,13 +34,14 @@ class WorkerState:
     """Ledgers, measured speeds and standing of one instance."""
 
     __slots__ = (
+        "_short_prompts",
         "_unacknowledged",
+        "awaited_lanes",
         "chunk_blocks",
         "decode",
         "draining",
         "info",
         "instance_id",
-        "is_awaited",
         "last_charge",
         "last_used",
         "num_blocks",
@@ -49,6 +51,7 @@ class WorkerState:
         "rendezvous_seed",
         "role",
         "step_time",
+        "step_tokens",
     )
 
     def __init__(self, info: WorkerInfo, prior_step_s: float) -> None:
@@ -60,6 +63,8 @@ class WorkerState:
         self.num_blocks = info.num_kv_blocks
         self.chunk_blocks = info.max_num_batched_tokens // info.block_size or _CHUNK_BLOCKS
         """Blocks of a prompt that one step computes at most."""
+        self.step_tokens = info.max_num_batched_tokens or self.chunk_blocks * info.block_size
+        """Tokens of a prompt that one step computes at most."""
         self.prefill = Ledger()
         """Uncomputed prompt tokens, queued and running."""
         self.decode = Ledger()
@@ -68,11 +73,12 @@ class WorkerState:
         """Measured; 0 before the first prompt."""
         self.step_time = StepTime(prior_step_s)
         self.num_reported_running = 0
-        self.is_awaited = False
-        """Whether a request was refused because its prompt queue was full."""
+        self.awaited_lanes: set[Lane] = set()
+        """Lanes in which a prompt was refused."""
         self.last_charge = 0
         self.last_used = 0
         """Number of the router's choice that took it last."""
+        self._short_prompts = LedgerShare()
         self._unacknowledged: list[_Unacknowledged] = []
 
     @property
@@ -83,9 +89,20 @@ class WorkerState:
         reported, own = self.num_reported_running, self.decode.num_entries
         return reported if reported > own else own
 
-    def charge_prefill(self, tokens: int, request_id: int | None, now_s: float) -> LedgerEntry:
+    def lane(self, num_uncached: int) -> Lane:
+        """Return the lane of a prompt of which the worker lacks so many tokens."""
+        return "short" if num_uncached <= self.step_tokens else "long"
+
+    def queued_tokens(self, lane: Lane) -> int:
+        """Uncomputed prompt tokens of one lane; what others put here counts as long."""
+        short = min(self._short_prompts.charged, self.prefill.load)
+        return short if lane == "short" else self.prefill.load - short
+
+    def charge_prefill(
+        self, tokens: int, lane: Lane, request_id: int | None, now_s: float
+    ) -> LedgerEntry:
         """Charge prompt tokens that the worker is about to be sent."""
-        entry = self.prefill.open(tokens)
+        entry = self.prefill.open(tokens, self._short_prompts if lane == "short" else None)
         covered = request_id is not None and request_id <= self.last_charge
         known_id = None if covered else request_id
         self._unacknowledged.append(_Unacknowledged(entry, known_id, now_s))
