@@ -51,6 +51,19 @@ def test_a_failed_allocation_changes_nothing():
     pool.check_integrity()
 
 
+def test_what_was_never_handed_out_is_known():
+    pool = BlockPool(6)
+    assert pool.num_handed_out == 0
+    assert pool.allocate(3) is not None
+    assert pool.num_handed_out == 3
+    pool.free([0, 1, 2])
+    pool.allocate(2)
+    assert pool.num_handed_out == 3, "blocks without content are reused first"
+    pool.allocate(0)
+    pool.allocate(4)
+    assert pool.num_handed_out == 6
+
+
 def test_free_content_is_found_until_its_block_is_handed_out_again():
     """E12: an evicted block that is still in the map gives a sequence another's content."""
     pool = BlockPool(2)

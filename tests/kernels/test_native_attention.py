@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -248,6 +252,35 @@ def test_int8_elements_times_scales_are_the_values(isa: str, head_dim: int) -> N
     )
     half_steps = np.abs(written).max(axis=-1, keepdims=True) / 254
     assert (np.abs(stored - written) <= half_steps * 1.001).all()
+
+
+def resident_bytes() -> int:
+    """Memory of this process that the system has given pages for."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes pages on Linux only")
+def test_pages_are_taken_for_the_blocks_asked_for_and_keep_what_they_hold() -> None:
+    cache = _native.KvCache(4, 8, 128, "bf16", 64)
+    block_bytes = cache.bytes_per_block
+    content = bytes(range(256)) * (block_bytes // 256)
+    cache.import_blocks([1], content)
+    before = resident_bytes()
+    cache.populate(0, 32)
+    taken = resident_bytes() - before
+    assert 24 * block_bytes < taken < 48 * block_bytes
+    assert exported(cache, [1]) == content
+    with pytest.raises(ValueError, match=r"\[0, 64\)"):
+        cache.populate(60, 5)
+    with pytest.raises(ValueError, match="no block"):
+        cache.populate(60, 0)
+
+
+def test_a_block_takes_the_memory_of_itself_and_not_of_every_layer() -> None:
+    cache = _native.KvCache(64, 8, 128, "bf16", 256)
+    before = resident_bytes()
+    cache.import_blocks([0], bytes(cache.bytes_per_block))
+    assert resident_bytes() - before < 2 * cache.bytes_per_block + (8 << 20)
 
 
 def test_blocks_that_do_not_exist_are_refused() -> None:

@@ -41,6 +41,9 @@ class MockRunner:
     def init_kv(self, num_blocks: int) -> None:
         self._kv = np.full((num_blocks, self._layout.block_size), UNWRITTEN, np.int64)
 
+    def populate_kv(self, first: int, count: int) -> None:
+        del first, count
+
     def execute(self, batch: StepBatch) -> None:
         if len(batch.block_copies):
             sources, destinations = batch.block_copies[:, 0], batch.block_copies[:, 1]

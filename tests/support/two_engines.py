@@ -61,6 +61,9 @@ class CountedRunner:
     def init_kv(self, num_blocks: int) -> None:
         self._runner.init_kv(num_blocks)
 
+    def populate_kv(self, first: int, count: int) -> None:
+        self._runner.populate_kv(first, count)
+
     def execute(self, batch: StepBatch) -> None:
         self.num_tokens_computed += batch.num_tokens
         self._runner.execute(batch)

@@ -28,6 +28,8 @@ class BlockPool:
         self._next = array("i", [*range(1, num_blocks + 1), 0])
         self._prev = array("i", [self._end, *range(num_blocks)])
         self._num_free = num_blocks
+        self.num_handed_out = 0
+        """The highest id that was ever handed out, and one: those above were never written."""
         self._ref_counts = array("i", [0]) * num_blocks
         self._generations = array("q", [0]) * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -85,6 +87,8 @@ class BlockPool:
         self._next[self._end] = block_id
         self._prev[block_id] = self._end
         self._num_free -= count
+        if taken:
+            self.num_handed_out = max(self.num_handed_out, max(taken) + 1)
         return taken
 
     def touch(self, block_ids: Iterable[int]) -> None:

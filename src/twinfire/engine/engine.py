@@ -313,6 +313,11 @@ class Engine:
         """Return the hashes of all blocks that can be found."""
         return self._scheduler.pool.findable_hashes()
 
+    @property
+    def num_blocks_handed_out(self) -> int:
+        """Blocks of the lowest ids of which some have been used since the start."""
+        return self._scheduler.pool.num_handed_out
+
     def block_generation(self, block_id: int) -> int:
         """Return the number that rises whenever a block is handed out."""
         return self._scheduler.pool.block_generation(block_id)

@@ -63,6 +63,11 @@ class NativeKv:
         """Return the cache of the shape at `index`; RuntimeError before `allocate`."""
         return self._allocated()[index]
 
+    def populate(self, first: int, count: int) -> None:
+        """Take the pages of blocks [first, first + count) of all caches from the system."""
+        for cache in self._allocated():
+            cache.populate(first, count)
+
     def copy_to_heads(self, pairs: Int32Array) -> None:
         """Copy block `pairs[:, 0]` to `pairs[:, 1]` in all caches but the target's.
 

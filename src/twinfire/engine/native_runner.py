@@ -94,6 +94,10 @@ class NativeRunner:
         """Map KV memory, once; pages are only taken as blocks are written."""
         self._kv.allocate(num_blocks)
 
+    def populate_kv(self, first: int, count: int) -> None:
+        """Take the pages of blocks [first, first + count) from the system; may run beside steps."""
+        self._kv.populate(first, count)
+
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
         self._kv.copy_to_heads(batch.block_copies)

@@ -43,6 +43,10 @@ class Runner(Protocol):
         """Allocate KV memory, once, before the first step."""
         ...
 
+    def populate_kv(self, first: int, count: int) -> None:
+        """Take the pages of blocks [first, first + count) from the system; may run beside steps."""
+        ...
+
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""
         ...

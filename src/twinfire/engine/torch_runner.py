@@ -79,6 +79,9 @@ class TorchRunner:
         """Allocate KV memory, once; pages are only taken as blocks are written."""
         self._kv.allocate(num_blocks)
 
+    def populate_kv(self, first: int, count: int) -> None:
+        """Do nothing: torch's KV memory was cleared, and so written, when it was allocated."""
+
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> None:
         """Copy blocks, compute the tokens, write their KV, keep the rows of `logit_rows`."""

@@ -31,6 +31,7 @@ from twinfire.scheduler.scheduler import Scheduler
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.worker.backend import Backend, load_backend
 from twinfire.worker.fingerprint import fingerprint
+from twinfire.worker.kv_populator import KvPopulator
 from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, open_head
 from twinfire.worker.weight_saver import WeightSaver
 
@@ -44,6 +45,7 @@ class BuiltEngine:
     info: WorkerInfo
     """The description that gateways get."""
     weight_saver: WeightSaver
+    kv_populator: KvPopulator
     """To be started once requests are taken."""
 
 
@@ -102,7 +104,8 @@ def build_engine(
     )
     info = _worker_info(config, checkpoint, backend, head, max_model_len, num_blocks)
     info = msgspec.structs.replace(info, startup_stages=stages.finish())
-    return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights))
+    populator = KvPopulator(runner.populate_kv, num_blocks, runner.kv_layout.bytes_per_block)
+    return BuiltEngine(engine, runner, info, WeightSaver(backend.save_weights), populator)
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:

@@ -69,6 +69,7 @@ class WorkerProcess:
         )
         worker = self._make_worker(built)
         built.weight_saver.start()
+        built.kv_populator.start()
         self._gateways.begin_alive(lambda: worker.num_passes)
         worker.run()
         built.weight_saver.finish()
@@ -101,7 +102,13 @@ class WorkerProcess:
             info = msgspec.structs.replace(info, peer=self._opened.peer)
             watch = LivenessWatch(config.lease_s)
         worker = Worker(
-            built.engine, self._gateways, self._inbox, info, watch=watch, faults=self._faults
+            built.engine,
+            self._gateways,
+            self._inbox,
+            info,
+            populator=built.kv_populator,
+            watch=watch,
+            faults=self._faults,
         )
         if self._opened is not None and watch is not None:
             exchange, self._cut_links = start_exchange(

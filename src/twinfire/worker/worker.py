@@ -49,6 +49,7 @@ from twinfire.worker.inbox import (
     PeerLost,
     Stop,
 )
+from twinfire.worker.kv_populator import KvPopulator
 from twinfire.worker.liveness import LivenessWatch
 from twinfire.worker.load_reports import LoadReports
 
@@ -73,6 +74,7 @@ class Worker:
         inbox: Inbox,
         info: WorkerInfo,
         *,
+        populator: KvPopulator | None = None,
         watch: LivenessWatch | None = None,
         faults: FaultPoints | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -81,6 +83,7 @@ class Worker:
         self._gateways = gateways
         self._inbox = inbox
         self._info = info
+        self._populator = populator
         self._watch = watch
         self._faults = faults or FaultPoints()
         self._clock = clock
@@ -127,6 +130,8 @@ class Worker:
         elif not self._load_reports.idle_is_up_to_date:
             self._report_idle()
         self._cache_reports.pump()
+        if self._populator is not None:
+            self._populator.follow(self._engine.num_blocks_handed_out)
 
     def _done(self) -> bool:
         if self._stopping:

@@ -155,6 +155,13 @@ class KvCache:
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy block `pairs[:, 0]` to block `pairs[:, 1]`, one after the other."""
 
+    def populate(self, first: int, count: int) -> None:
+        """Take the pages of blocks [first, first + count) from the system, without the GIL.
+
+        Changes nothing, nor does anything where the system cannot do so (before Linux 5.14).
+        ValueError unless all of them are blocks, at least one.
+        """
+
     def export_blocks(
         self,
         block_ids: Sequence[int],

@@ -116,6 +116,14 @@ void bind_kv_cache(nb::module_& module) {
                cache.copy_block(ids[2 * i], ids[2 * i + 1]);
            },
            nb::arg("pairs"))
+      .def("populate",
+           [](KvCache& cache, int64_t first, int64_t count) {
+             check_ids(cache, {first, first + count - 1});
+             require(count > 0, "no block");
+             nb::gil_scoped_release release;
+             cache.populate(first, count);
+           },
+           nb::arg("first"), nb::arg("count"))
       .def("export_blocks", &export_blocks, nb::arg("block_ids"), nb::arg("into"),
            nb::arg("offset") = 0, nb::arg("stride") = nb::none())
       .def("import_blocks", &import_blocks, nb::arg("block_ids"), nb::arg("content"),

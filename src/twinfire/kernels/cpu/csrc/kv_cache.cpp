@@ -1,6 +1,7 @@
 #include "kv_cache.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <new>
@@ -18,7 +19,8 @@ constexpr int64_t kScaleBytes = kBlockTokens * sizeof(float);
 KvCache::KvCache(const KvShape& shape) : shape_(shape) {
   const int64_t plane_bytes = KvLayer{nullptr, 0, 0, shape.head_dim, shape.format}.plane_bytes();
   head_bytes_ = 2 * (plane_bytes + (shape.format == KvFormat::int8 ? kScaleBytes : 0));
-  memory_bytes_ = head_bytes_ * shape.num_kv_heads * shape.num_blocks * shape.num_layers;
+  block_bytes_ = head_bytes_ * shape.num_kv_heads * shape.num_layers;
+  memory_bytes_ = block_bytes_ * shape.num_blocks;
   void* memory = mmap(nullptr, size_t(memory_bytes_), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -29,20 +31,23 @@ KvCache::KvCache(const KvShape& shape) : shape_(shape) {
 KvCache::~KvCache() { munmap(memory_, size_t(memory_bytes_)); }
 
 KvLayer KvCache::layer(int index) const {
-  const int64_t block_stride = head_bytes_ * shape_.num_kv_heads;
-  return {memory_ + index * shape_.num_blocks * block_stride, block_stride, head_bytes_,
-          shape_.head_dim, shape_.format};
+  std::byte* base = memory_ + index * head_bytes_ * shape_.num_kv_heads;
+  return {base, block_bytes_, head_bytes_, shape_.head_dim, shape_.format};
 }
 
-int64_t KvCache::bytes_per_block() const {
-  return head_bytes_ * shape_.num_kv_heads * shape_.num_layers;
-}
+int64_t KvCache::bytes_per_block() const { return block_bytes_; }
 
 void KvCache::copy_block(int64_t source, int64_t destination) {
-  for (int index = 0; index < shape_.num_layers; ++index) {
-    const KvLayer kv = layer(index);
-    std::memcpy(kv.head(destination, 0), kv.head(source, 0), size_t(kv.block_stride));
-  }
+  std::memcpy(memory_ + destination * block_bytes_, memory_ + source * block_bytes_,
+              size_t(block_bytes_));
+}
+
+void KvCache::populate(int64_t first, int64_t count) {
+#if defined(MADV_POPULATE_WRITE)
+  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
+  const int64_t start = first * block_bytes_ / page_bytes * page_bytes;
+  madvise(memory_ + start, size_t((first + count) * block_bytes_ - start), MADV_POPULATE_WRITE);
+#endif
 }
 
 // Calls visit(elements in memory, is_value, elements on the wire, scales in memory, scales on the

@@ -1,7 +1,8 @@
 // The bytes of all KV blocks, mapped once and zeroed, and their way to and from the wire.
 //
-// In memory a block of one layer and head is contiguous, in the order that dot products of pairs
-// read: keys [head_dim / 2][32 tokens][2], then values [32 tokens / 2][head_dim][2]. In int8 the
+// All layers of a block lie together, so that the next block touches one new page and not one in
+// every layer. In it one layer and head is contiguous, in the order that dot products of pairs read:
+// keys [head_dim / 2][32 tokens][2], then values [32 tokens / 2][head_dim][2]. In int8 the
 // elements are bytes and two runs of 32 float32 follow, the scales of the keys and of the values.
 // The wire order is canonical: [layer][k, v][head][token][head_dim] of the elements, then in int8
 // the same of the scales with head_dim 1. Never computes anything; the kernels write the tokens.
@@ -58,10 +59,14 @@ class KvCache {
   void copy_block(int64_t source, int64_t destination);
   void export_block(int64_t block, std::span<std::byte> wire) const;
   void import_block(int64_t block, std::span<const std::byte> wire);
+  // Takes the pages of blocks [first, first + count) from the system, if it knows how to without
+  // changing them. May run beside anything else.
+  void populate(int64_t first, int64_t count);
 
  private:
   KvShape shape_;
   int64_t head_bytes_;
+  int64_t block_bytes_;
   int64_t memory_bytes_;
   std::byte* memory_;
 };
