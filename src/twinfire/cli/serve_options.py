@@ -162,7 +162,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-num-batched-tokens",
         type=_positive,
         metavar="TOKENS",
-        help="token budget of a step, at least --max-num-seqs (default: 512; 4096 on a GPU)",
+        help="token budget of a step (default: 256 for each thread; 4096 on a GPU)",
     )
     group.add_argument(
         "--kv-cache-memory",

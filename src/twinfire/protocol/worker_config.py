@@ -50,7 +50,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
-    """Token budget of a step; None takes what suits the device (`step_tokens`)."""
+    """Token budget of a step; None takes what suits device and threads (`step_tokens`)."""
     kv_cache_bytes: int | None = None
     weight_cache_dir: str | None = None
     """Where packed weights are kept for the next start; None keeps none."""
@@ -79,15 +79,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the worker ends when its standard input closes, as it does when its parent ends."""
     faults: str = ""
     """Fault points to arm, for tests (`transfer.fault_points`)."""
-
-    @property
-    def step_tokens(self) -> int:
-        """Token budget of a step: how long a chunk can hold up streams and shorter prompts.
-
-        On a CPU larger steps are no faster (`benchmarks/results/step-tokens.md`).
-        """
-        suited = 512 if self.device == "cpu" else 4096
-        return max(self.max_num_seqs, self.max_num_batched_tokens or suited)
 
 
 def parse_device(text: str) -> str:

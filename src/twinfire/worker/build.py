@@ -33,6 +33,7 @@ from twinfire.worker.backend import Backend, load_backend
 from twinfire.worker.fingerprint import fingerprint
 from twinfire.worker.kv_populator import KvPopulator
 from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, open_head
+from twinfire.worker.step_tokens import step_tokens
 from twinfire.worker.weight_saver import WeightSaver
 
 
@@ -127,7 +128,7 @@ def _scheduler_config(
         max_model_len=max_model_len,
         block_size=layout.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.step_tokens,
+        max_num_batched_tokens=step_tokens(config),
         policy=config.scheduling_policy,
         enable_prefix_cache=config.enable_prefix_caching,
         hash_seed=hash_seed,
@@ -161,6 +162,6 @@ def _worker_info(
         fingerprint=fingerprint(
             checkpoint, backend.dtype, runner.kv_layout, backend.kernel_version, head
         ),
-        max_num_batched_tokens=config.step_tokens,
+        max_num_batched_tokens=step_tokens(config),
         name=config.name,
     )
