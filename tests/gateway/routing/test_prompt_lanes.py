@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import get_args
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from support.routing_workers import BLOCK_TOKENS, ManualClock, chain, load_report, worker_info
 from twinfire.bench.virtual_time import run_virtual
 from twinfire.gateway.routing.admission import AdmissionQueue
-from twinfire.gateway.routing.route import AllBusy, PdPolicy, Route, RouteRequest
+from twinfire.gateway.routing.route import AllBusy, Route, RouteRequest
 from twinfire.gateway.routing.router import Router
 from twinfire.gateway.routing.routing_settings import RoutingSettings
 from twinfire.gateway.routing.worker_state import WorkerState
@@ -85,6 +84,23 @@ class TestRouter:
         assert router.lane(RouteRequest(LONG, hashes, 10)) == "short"
         assert router.lane(RouteRequest(LONG, (), 10)) == "long"
 
+    def test_each_lane_that_was_refused_is_told_of_when_it_is_free(self) -> None:
+        router = one_worker()
+        rooms: list[None] = []
+        routes = [ask(router, LONG), *(ask(router, SHORT) for _ in range(3))]
+        router.when_room(lambda: rooms.append(None))
+        for tokens in (LONG, SHORT):
+            with pytest.raises(AllBusy):
+                ask(router, tokens)
+        routes[0].charge.prefill_progress(500)
+        assert len(rooms) == 0
+        routes[0].charge.prefill_progress(1_000)
+        assert len(rooms) == 1
+        routes[0].charge.prefill_progress(1_500)
+        assert len(rooms) == 1
+        routes[1].charge.prefill_done()
+        assert len(rooms) == 2
+
     def test_what_others_put_there_counts_as_long(self) -> None:
         router = one_worker()
         router.observe_load(
@@ -100,17 +116,23 @@ class TestRouter:
         worker = WorkerState(info, 0.02)
         assert [worker.lane(tokens) for tokens in (most, most + 1)] == ["short", "long"]
 
-    def test_only_caches_of_workers_that_may_compute_the_prompt_make_it_short(self) -> None:
-        router = Router(ManualClock())
+    def test_a_prompt_is_short_for_a_worker_that_pulls_most_of_it(self) -> None:
+        clock = ManualClock()
+        router = Router(clock, RoutingSettings(pd_policy="always"))
         router.worker_joined(worker_info("p", "prefill"))
         router.worker_joined(worker_info("d", "decode"))
         hashes = chain(*range(90))
         assert router.observe_cache("d", CacheEvents(0, stored=b"".join(hashes)))
-        lanes = [
-            router.lane(RouteRequest(LONG, hashes, 10, pd_policy=policy))
-            for policy in get_args(PdPolicy)
-        ]
-        assert lanes == ["short", "long", "short"]
+        ask(router, LONG)
+        assert ask(router, LONG, hashes).pull is not None
+        assert state(router, "p").queued_tokens("short") == LONG - 90 * BLOCK_TOKENS
+        for _ in range(100):
+            router.observe_transfer(1_000_000, 1.0)
+        # Nor is it promised any more.
+        clock.now_s += 10
+        with pytest.raises(AllBusy) as caught:
+            ask(router, LONG, hashes)
+        assert caught.value.lane == "long"
 
     def test_without_workers_there_is_no_lane(self) -> None:
         assert Router(ManualClock()).lane(RouteRequest(10, (), 10)) is None
@@ -278,6 +300,36 @@ def test_a_head_that_waits_for_blocks_gets_its_room_from_both_lanes() -> None:
         for task in late:
             (await task).charge.release()
         assert site.order == ["short", "long", "head", "short", "long"]
+
+    run_virtual(main())
+
+
+def test_within_a_lane_small_ones_pass_only_for_a_while() -> None:
+    async def main() -> None:
+        site = Site(max_passed_s=2.0)
+        site.router.worker_joined(worker_info("v", max_model_len=ROOM))
+        site.router.observe_load("v", load_report(prefill_tokens_per_s=RATE))
+        held = await site.hold("on w", "on v", tokens=5_000)
+        hashes = chain(*range(90))
+        site.router.observe_cache("w", CacheEvents(0, stored=b"".join(hashes)))
+        for _ in range(3):
+            only_w = RouteRequest(SHORT, (), 10, exclude=frozenset({"v"}))
+            held.append(site.router.route(only_w))
+        for _ in range(100):
+            site.router.observe_transfer(1_000_000, 1.0)
+        # Short for the worker that has no room for it, too long for the other.
+        head = site.enter("head", LONG, hashes)
+        await asyncio.sleep(1)
+        early = site.enter("early", 100)
+        await asyncio.sleep(2)
+        late = site.enter("late", 100)
+        await asyncio.sleep(1)
+        assert site.order == ["early"]
+        held[2].charge.release()
+        (await head).charge.release()
+        (await late).charge.release()
+        (await early).charge.release()
+        assert site.order == ["early", "head", "late"]
 
     run_virtual(main())
 

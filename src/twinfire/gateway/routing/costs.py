@@ -50,6 +50,12 @@ class CostModel:
         pulling_s = missing * self.transfer_s(1, demand) + self._settings.pull_overhead_s
         return max(computing_s - pulling_s, 0.0)
 
+    def tokens_to_compute(self, worker: WorkerState, demand: Demand) -> int:
+        """Context tokens that `worker` neither holds nor gains by pulling."""
+        if self.pull_gain_s(worker, demand):
+            return demand.num_tokens - demand.most_cached_blocks * demand.block_size
+        return demand.uncached_tokens(worker.instance_id)
+
     def compute_s(self, worker: WorkerState, demand: Demand) -> float:
         """Seconds until `worker`, if it did nothing else, would have the prompt's KV."""
         uncached = demand.uncached_tokens(worker.instance_id)

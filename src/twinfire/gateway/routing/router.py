@@ -111,20 +111,17 @@ class Router:
         return self._num_blocks(request, self._expected_tokens(request))
 
     def lane(self, request: RouteRequest) -> Lane | None:
-        """Return "short" if it is for any worker that may compute the prompt; None without any."""
-        policy = self._pd_policy(request)
+        """Return the lane of the prompt where most of it is held; None without workers."""
         try:
-            decoders, prefillers, _ = self.pool.candidates(request, policy)
+            decoders, prefillers, _ = self.pool.candidates(request, self._pd_policy(request))
         except NoWorker:
             return None
-        only_prefillers = policy == "always" and prefillers
-        workers = prefillers if only_prefillers else [*decoders, *prefillers]
-        num_tokens, size = request.num_context_tokens, self.pool.block_size
-        if num_tokens <= max(one.step_tokens for one in workers):
-            return "short"
-        cached, _ = self._cached_blocks(request, self._clock())
-        lanes = {one.lane(num_tokens - cached.get(one.instance_id, 0) * size) for one in workers}
-        return "short" if "short" in lanes else "long"
+        num_uncached = request.num_context_tokens
+        step_tokens = max(one.step_tokens for one in prefillers or decoders)
+        if num_uncached > step_tokens:
+            depths, _ = self._cached_blocks(request, self._clock())
+            num_uncached -= max(depths.values(), default=0) * self.pool.block_size
+        return "short" if num_uncached <= step_tokens else "long"
 
     def route(self, request: RouteRequest) -> Route:
         """Choose and charge the workers of one attempt.
@@ -164,10 +161,13 @@ class Router:
         reason: RouteReason | None,
         now_s: float,
     ) -> Route:
+        def lane_of(worker: WorkerState) -> Lane:
+            return worker.lane(self.costs.tokens_to_compute(worker, demand))
+
         if prefillers:
-            prefillers = self.pool.with_free_lane(prefillers, demand) or prefillers
+            prefillers = self.pool.with_free_lane(prefillers, lane_of) or prefillers
         else:
-            decoders = self.pool.with_free_lane(decoders, demand) or decoders
+            decoders = self.pool.with_free_lane(decoders, lane_of) or decoders
         prefill = self._prefill(demand, prefillers, decoders[0] if len(decoders) == 1 else None)
         decode = self.policy.choose_decode(demand, decoders, prefill)
         if prefill is decode:
@@ -177,9 +177,8 @@ class Router:
         if reason not in HAND_OFF_REASONS:
             prefill = None
         computing = prefill or decode
-        uncached_on_prefill = demand.uncached_tokens(computing.instance_id)
-        lane = computing.lane(uncached_on_prefill)
-        if not self.pool.with_free_lane((computing,), demand):
+        lane = lane_of(computing)
+        if not self.pool.with_free_lane((computing,), lane_of):
             raise self._all_busy(request, demand.num_blocks, lane)
         self.tallies.reasons[reason] += 1
         self._num_choices += 1
@@ -197,7 +196,7 @@ class Router:
             prefill=prefill.instance_id if prefill else None,
             reason=reason,
             uncached_on_decode=demand.uncached_tokens(decode.instance_id),
-            uncached_on_prefill=uncached_on_prefill,
+            uncached_on_prefill=demand.uncached_tokens(computing.instance_id),
             pull=pull,
             charge=self._charge(request, demand, decode, computing, lane, pull, now_s),
         )

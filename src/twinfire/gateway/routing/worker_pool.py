@@ -6,9 +6,8 @@ find them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from twinfire.gateway.routing.demand import Demand
 from twinfire.gateway.routing.lane import Lane
 from twinfire.gateway.routing.route import NoWorker, PdPolicy, RouteReason, RouteRequest
 from twinfire.gateway.routing.routing_settings import RoutingSettings
@@ -119,8 +118,13 @@ class WorkerPool:
             if not (load := one.decode.load) or load + num_blocks <= fill * one.num_blocks
         ]
 
-    def with_free_lane(self, workers: Sequence[WorkerState], demand: Demand) -> list[WorkerState]:
-        """Return those that take one more such prompt; the others are awaited from now on."""
+    def with_free_lane(
+        self, workers: Sequence[WorkerState], lane_of: Callable[[WorkerState], Lane]
+    ) -> list[WorkerState]:
+        """Return those that take one more prompt, which is in lane `lane_of(worker)` of each.
+
+        The others are awaited from now on.
+        """
         limit_s = self._settings.max_prefill_queue_s
         chosen = []
         for worker in workers:
@@ -128,7 +132,7 @@ class WorkerPool:
             if worker.prefill.load <= limit_s * worker.prefill_tokens_per_s:
                 chosen.append(worker)
                 continue
-            lane = worker.lane(demand.uncached_tokens(worker.instance_id))
+            lane = lane_of(worker)
             if self._is_free(worker, lane):
                 chosen.append(worker)
             else:

@@ -89,9 +89,9 @@ class WorkerState:
         reported, own = self.num_reported_running, self.decode.num_entries
         return reported if reported > own else own
 
-    def lane(self, num_uncached: int) -> Lane:
-        """Return the lane of a prompt of which the worker lacks so many tokens."""
-        return "short" if num_uncached <= self.step_tokens else "long"
+    def lane(self, num_to_compute: int) -> Lane:
+        """Return the lane of a prompt of which the worker has to compute so many tokens."""
+        return "short" if num_to_compute <= self.step_tokens else "long"
 
     def queued_tokens(self, lane: Lane) -> int:
         """Uncomputed prompt tokens of one lane; what others put here counts as long."""
