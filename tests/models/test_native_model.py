@@ -67,8 +67,14 @@ def test_alone_batched_chunked_and_mixed_are_the_same_bits(
     sequences = [tokens_of(10 + length, length) for length in (1, 37, 70, 300)]
     alone = feeder(model, quantization)
     expected = [alone.whole(tokens) for tokens in sequences]
-    for num_threads, op_by_op in ((1, True), (2, False), (3, False)):
-        other = feeder(model, quantization, num_threads=num_threads, op_by_op=op_by_op)
+    shapes = (
+        {"num_threads": 1, "op_by_op": True},
+        {"num_threads": 2},
+        {"num_threads": 3},
+        {"num_threads": 1, "num_borrowed_threads": 2},
+    )
+    for shape in shapes:
+        other = feeder(model, quantization, **shape)
         batched = other.step([(Fed(tokens), len(tokens)) for tokens in sequences])
         for rows, mine in zip(batched, expected, strict=True):
             np.testing.assert_array_equal(rows, mine)

@@ -71,8 +71,11 @@ async def warm_up(client: Client, options: RunOptions) -> None:
     paragraphs = library_paragraphs() if options.text is None else paragraphs_of(options.text)
     source = PromptSource(paragraphs, options.seed).fork("warm-up")
     for _ in range(options.warmup_requests):
-        text = source.take(WARMUP_INPUT_TOKENS * 4)
-        record = await client.measure(user_request(text, WARMUP_OUTPUT_TOKENS))
+        request = user_request(source.take(WARMUP_INPUT_TOKENS * 4), WARMUP_OUTPUT_TOKENS)
+        record = await client.measure(request)
+        if record.error_kind == "refused":
+            # Perhaps on a connection that the server closed since it was asked for its models.
+            record = await client.measure(request)
         if record.error_kind not in (None, "empty"):
             raise ServerUnusable(
                 f"the warm-up request failed ({record.error_kind}): {record.error_message}"

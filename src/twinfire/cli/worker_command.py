@@ -44,6 +44,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tls-authority", metavar="FILE")
     parser.add_argument("--connector", choices=["socket", "nixl"], default="socket")
     parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--use-idle-cores",
+        action="store_true",
+        help="compute on more threads while cores would be idle otherwise",
+    )
     parser.add_argument("--quantization", choices=["auto", "none", "int8", "int4"], default="auto")
     add_speculate_argument(parser)
     add_device_argument(parser)
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         tls=_tls_files(args),
         connector=args.connector,
         threads=args.threads,
+        use_idle_cores=args.use_idle_cores,
         quantization=args.quantization,
         speculate=args.speculate,
         device=args.device,

@@ -89,6 +89,8 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     count: int = 0
     threads: int | None = None
+    use_idle_cores: bool = True
+    """Whether a worker of few threads also computes on cores that nobody uses at the moment."""
     niceness: int = 0
     """Added to the process's own; positive gives way to others."""
     kv_cache_memory: int | None = None

@@ -147,6 +147,7 @@ class Supervisor:
             role=role,
             peer_address=f"unix:{self._folder / label}.peer",
             threads=pool.threads,
+            use_idle_cores=pool.use_idle_cores,
             niceness=pool.niceness,
             kv_cache_bytes=pool.kv_cache_memory or self._kv_share_bytes,
             max_num_seqs=pool.max_num_seqs,

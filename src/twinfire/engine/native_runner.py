@@ -140,6 +140,7 @@ def load_native_runner(
     quantization: Quantization,
     kv_dtype: str,
     num_threads: int,
+    num_borrowed_threads: int = 0,
     progress: LoadProgress,
     isa: str | None = None,
     op_by_op: bool = False,
@@ -149,7 +150,8 @@ def load_native_runner(
 ) -> NativeRunner:
     """Build, pack and record a model, and the draft `head` beside it.
 
-    `kv_dtype` is bf16 or int8, `isa` one of `_native.supported_isas()`, by default the greatest.
+    `num_borrowed_threads` compute beside the others where cores would be idle. `kv_dtype` is bf16
+    or int8, `isa` one of `_native.supported_isas()`, by default the greatest.
     With `op_by_op` every op of a step is complete before the next one begins, which gives the same
     bits in more time. `cache` and `head_cache` spare packing what an earlier start has packed.
     ModelError names a tensor that is missing or misshapen, and what does not fit of a head.
@@ -171,7 +173,9 @@ def load_native_runner(
     logits = model.logits(recorder, hidden_rows)
     assert isinstance(logits, Linear), "logits come from a matrix"
     packed.pack(matrix_uses(recorder.values, logits))
-    team, isa = _native.ThreadTeam(num_threads), isa or _native.isa()
+    num_all_threads = num_threads + num_borrowed_threads
+    team = _native.ThreadTeam(num_all_threads, num_own_threads=num_threads)
+    isa = isa or _native.isa()
     target_shape = CacheShape(
         TARGET_GROUP,
         SCALES_GROUP,

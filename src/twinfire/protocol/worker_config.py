@@ -47,6 +47,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculate: str = "off"
     """How tokens are guessed ahead (`speculation.parse_speculation`)."""
     threads: int | None = None
+    """That always compute; None is one for each usable core."""
+    use_idle_cores: bool = False
+    """Whether more threads compute while cores would be idle otherwise (native kernels)."""
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None

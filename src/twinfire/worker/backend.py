@@ -101,12 +101,15 @@ def _native_backend(
     from twinfire.kernels.cpu._native import kernel_version
     from twinfire.kernels.cpu.native_sampling import NativeSamplingOps
 
+    num_cores = usable_cores()
+    num_threads = config.threads or num_cores
     runner = load_native_runner(
         checkpoint.config,
         checkpoint.weights,
         quantization=config.quantization,
         kv_dtype="int8" if config.kv_cache_dtype == "int8" else "bf16",
-        num_threads=config.threads or usable_cores(),
+        num_threads=num_threads,
+        num_borrowed_threads=max(0, num_cores - num_threads) if config.use_idle_cores else 0,
         progress=progress,
         cache=_weight_cache(config, content_key(checkpoint.weight_files)),
         head=head,

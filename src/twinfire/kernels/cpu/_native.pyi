@@ -32,10 +32,26 @@ def supported_isas() -> list[str]:
 class ThreadTeam:
     """Threads that compute steps; one of them is the caller's. One step at a time."""
 
-    def __init__(self, num_threads: int, spin_us: int = 50) -> None: ...
+    def __init__(
+        self,
+        num_threads: int,
+        spin_us: int = 50,
+        num_own_threads: int | None = None,
+        load_file: str = "/proc/loadavg",
+    ) -> None:
+        """Threads beyond `num_own_threads` compute only where a core would be idle otherwise.
+
+        That is told by `load_file`. None: all are the team's own. ValueError without one.
+        """
     @property
     def num_threads(self) -> int:
-        """The caller's included."""
+        """The caller's included, and those that only use idle cores."""
+    @property
+    def num_own_threads(self) -> int:
+        """Those that always compute."""
+
+    def count_tiles(self, num_phases: int, tiles_per_phase: int, tile_us: int) -> list[int]:
+        """Run tiles that take `tile_us` microseconds; return how many each thread ran."""
 
     def measure_phases(self, num_phases: int, tiles_per_phase: int) -> tuple[float, int]:
         """Run empty tiles; return (microseconds per phase, tiles run)."""

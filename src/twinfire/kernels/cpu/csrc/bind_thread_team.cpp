@@ -1,9 +1,14 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "bind_arrays.h"
@@ -26,6 +31,33 @@ class Counter : public TileRunner {
  private:
   std::atomic<int64_t> num_run_{0};
 };
+
+// Tiles that take a while, and count who runs them.
+class SlowTiles : public TileRunner {
+ public:
+  SlowTiles(int num_threads, std::chrono::nanoseconds tile)
+      : tile_(tile), num_run_(size_t(num_threads)) {}
+  void run_tile(int, int, int thread) override {
+    const auto end = std::chrono::steady_clock::now() + tile_;
+    while (std::chrono::steady_clock::now() < end) pause_core();
+    num_run_[size_t(thread)].fetch_add(1, std::memory_order_relaxed);
+  }
+  std::vector<int> num_run() const { return {num_run_.begin(), num_run_.end()}; }
+
+ private:
+  std::chrono::nanoseconds tile_;
+  std::vector<std::atomic<int>> num_run_;
+};
+
+std::vector<int> count_tiles(ThreadTeam& team, int num_phases, int tiles_per_phase, int tile_us) {
+  if (num_phases < 1 || num_phases > ThreadTeam::kMaxPhases || tiles_per_phase < 1 ||
+      tiles_per_phase > ThreadTeam::kMaxTiles)
+    throw nb::value_error("too few or too many phases or tiles");
+  SlowTiles tiles(team.num_threads(), std::chrono::microseconds(tile_us));
+  const nb::gil_scoped_release released;
+  team.run(std::vector<int>(size_t(num_phases), tiles_per_phase), tiles);
+  return tiles.num_run();
+}
 
 // (microseconds per phase, tiles run) of one run with nothing to compute.
 std::pair<double, int64_t> measure_phases(ThreadTeam& team, int num_phases, int tiles_per_phase) {
@@ -72,17 +104,26 @@ double measure_read(ThreadTeam& team, ConstVector<uint8_t> content) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::shared_ptr<ThreadTeam> make_team(int num_threads, int spin_us) {
-  if (num_threads < 1) throw nb::value_error("a team has at least one thread");
-  return std::make_shared<ThreadTeam>(num_threads, std::chrono::microseconds(spin_us));
+std::shared_ptr<ThreadTeam> make_team(int num_threads, int spin_us,
+                                      std::optional<int> num_own_threads,
+                                      const std::string& load_file) {
+  const int num_own = num_own_threads.value_or(num_threads);
+  if (num_own < 1 || num_own > num_threads)
+    throw nb::value_error("a team has at least one thread of its own, and no more than in all");
+  return std::make_shared<ThreadTeam>(num_threads, std::chrono::microseconds(spin_us), num_own,
+                                      load_file);
 }
 
 }  // namespace
 
 void bind_thread_team(nb::module_& module) {
   nb::class_<ThreadTeam>(module, "ThreadTeam")
-      .def(nb::new_(&make_team), nb::arg("num_threads"), nb::arg("spin_us") = 50)
+      .def(nb::new_(&make_team), nb::arg("num_threads"), nb::arg("spin_us") = 50,
+           nb::arg("num_own_threads") = nb::none(), nb::arg("load_file") = "/proc/loadavg")
       .def_prop_ro("num_threads", &ThreadTeam::num_threads)
+      .def_prop_ro("num_own_threads", &ThreadTeam::num_own_threads)
+      .def("count_tiles", &count_tiles, nb::arg("num_phases"), nb::arg("tiles_per_phase"),
+           nb::arg("tile_us"))
       .def("measure_phases",
            [](ThreadTeam& team, int num_phases, int tiles_per_phase) {
              if (num_phases < 1 || num_phases > ThreadTeam::kMaxPhases || tiles_per_phase < 1 ||

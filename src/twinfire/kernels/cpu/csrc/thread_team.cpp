@@ -11,6 +11,9 @@ constexpr int kTileBits = 18;
 constexpr uint64_t kTileMask = (1u << kTileBits) - 1;
 constexpr int kTagShift = 2 * kTileBits;
 
+// How long a borrower may keep a core from somebody else, beside the tile that it is at.
+constexpr std::chrono::milliseconds kLookEvery(1);
+
 uint64_t tag_of(uint32_t first_serial) { return uint64_t(first_serial) << kTagShift >> kTagShift; }
 
 uint64_t pack(uint32_t first_serial, int num_tiles) {
@@ -35,8 +38,12 @@ class SignalsBlocked {
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int num_threads, std::chrono::nanoseconds spin)
-    : spin_(spin), phases_(new Phase[kMaxPhases]) {
+ThreadTeam::ThreadTeam(int num_threads, std::chrono::nanoseconds spin, int num_own_threads,
+                       const std::string& load_file)
+    : spin_(spin),
+      num_own_threads_(num_own_threads),
+      idle_cores_(num_threads, load_file),
+      phases_(new Phase[kMaxPhases]) {
   const SignalsBlocked blocked;
   for (int thread = 1; thread < num_threads; ++thread)
     workers_.emplace_back([this, thread] { wait_for_runs(thread); });
@@ -69,9 +76,12 @@ void ThreadTeam::run(std::span<const int> tiles_of_phase, TileRunner& runner) {
 void ThreadTeam::wait_for_runs(int thread) {
   uint32_t seen = 0;
   for (;;) {
-    newest_run_.wait([seen](uint32_t newest) { return newest != seen; }, spin_);
+    // A borrower that waits for the next run would spin on somebody else's core.
+    newest_run_.wait([seen](uint32_t newest) { return newest != seen; },
+                     is_borrower(thread) ? std::chrono::nanoseconds(0) : spin_);
     if (stopping_.load()) return;
     seen = newest_run_.load();
+    if (is_borrower(thread) && must_leave(thread)) continue;
     // These may be the next run's by now, complete or not: `claim` lets nobody work on a phase that
     // is not set up for the run he believes in, and the next run announces itself again.
     work(first_serial_.load(std::memory_order_relaxed),
@@ -80,7 +90,16 @@ void ThreadTeam::wait_for_runs(int thread) {
 }
 
 void ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point looked = is_borrower(thread) ? Clock::now() : Clock::time_point{};
   for (int phase = 0; phase < num_phases; ++phase) {
+    if (is_borrower(thread)) {
+      const Clock::time_point now = Clock::now();
+      if (now - looked > kLookEvery) {
+        if (must_leave(thread)) return;
+        looked = now;
+      }
+    }
     const uint32_t completed = first_serial + uint32_t(phase) + 1;
     for (;;) {
       const int tile = claim(phases_[phase], first_serial);
@@ -92,6 +111,11 @@ void ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
     }
     num_completed_.wait([completed](uint32_t now) { return has_reached(now, completed); }, spin_);
   }
+}
+
+bool ThreadTeam::must_leave(int thread) const {
+  // The last of a team first, and half of those that are too many: other teams see the same number.
+  return num_threads() - 1 - thread < (idle_cores_.num_missing() + 1) / 2;
 }
 
 int ThreadTeam::claim(Phase& phase, uint32_t first_serial) {

@@ -3,7 +3,8 @@
 // A run is a list of phases, a phase a number of independent tiles. Threads claim tiles one by one;
 // a phase ends when its tiles are done, not when all threads have arrived. So a thread that the
 // system has taken off its core between two tiles holds nobody up: the others go on without it and
-// it joins again at the phase that is current when it comes back.
+// it joins again at the phase that is current when it comes back. Nor does a thread that leaves: some
+// of a team may be borrowers, who take part only while they would find a core idle otherwise.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "idle_cores.h"
 #include "wait_word.h"
 
 namespace tf {
@@ -32,15 +34,20 @@ class ThreadTeam {
   static constexpr int kMaxPhases = 8192;
   static constexpr int kMaxTiles = (1 << 18) - 1;
 
-  // `num_threads` counts the thread that calls `run`. How long a waiting thread spins before it
-  // sleeps trades the time to wake it against the time that other processes get.
+  // `num_threads` counts the thread that calls `run`; those beyond `num_own_threads` are borrowers.
+  // How long a waiting thread spins before it sleeps trades the time to wake it against the time
+  // that other processes get.
   explicit ThreadTeam(int num_threads,
-                      std::chrono::nanoseconds spin = std::chrono::microseconds(50));
+                      std::chrono::nanoseconds spin = std::chrono::microseconds(50))
+      : ThreadTeam(num_threads, spin, num_threads, "") {}
+  ThreadTeam(int num_threads, std::chrono::nanoseconds spin, int num_own_threads,
+             const std::string& load_file);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int num_threads() const { return int(workers_.size()) + 1; }
+  int num_own_threads() const { return num_own_threads_; }
 
   // Runs all tiles of phase 0, then all of phase 1, and so on; no phase may be empty. Not
   // reentrant, and one caller at a time.
@@ -55,10 +62,14 @@ class ThreadTeam {
 
   void wait_for_runs(int thread);
   void work(uint32_t first_serial, int num_phases, int thread);
+  bool is_borrower(int thread) const { return thread >= num_own_threads_; }
+  bool must_leave(int thread) const;
   // The next tile of a phase, -1 when none is left, -2 when that run is over.
   int claim(Phase& phase, uint32_t first_serial);
 
   std::chrono::nanoseconds spin_;
+  int num_own_threads_;
+  IdleCores idle_cores_;
   std::unique_ptr<Phase[]> phases_;
   TileRunner* runner_ = nullptr;
   std::atomic<int> num_phases_{0};
