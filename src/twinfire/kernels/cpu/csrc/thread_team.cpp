@@ -1,5 +1,6 @@
 #include "thread_team.h"
 
+#include <algorithm>
 #include <cassert>
 #include <csignal>
 
@@ -11,8 +12,10 @@ constexpr int kTileBits = 18;
 constexpr uint64_t kTileMask = (1u << kTileBits) - 1;
 constexpr int kTagShift = 2 * kTileBits;
 
-// How long a borrower may keep a core from somebody else, beside the tile that it is at.
+// How long a borrower may keep a core from somebody else, beside the phase that it is at.
 constexpr std::chrono::milliseconds kLookEvery(1);
+// How long a core may be idle before a borrower that found none takes it.
+constexpr std::chrono::milliseconds kLongestPause(16);
 
 uint64_t tag_of(uint32_t first_serial) { return uint64_t(first_serial) << kTagShift >> kTagShift; }
 
@@ -46,7 +49,9 @@ ThreadTeam::ThreadTeam(int num_threads, std::chrono::nanoseconds spin, int num_o
       phases_(new Phase[kMaxPhases]) {
   const SignalsBlocked blocked;
   for (int thread = 1; thread < num_threads; ++thread)
-    workers_.emplace_back([this, thread] { wait_for_runs(thread); });
+    workers_.emplace_back([this, thread] {
+      is_borrower(thread) ? borrow_for_runs(thread) : wait_for_runs(thread);
+    });
 }
 
 ThreadTeam::~ThreadTeam() {
@@ -76,12 +81,9 @@ void ThreadTeam::run(std::span<const int> tiles_of_phase, TileRunner& runner) {
 void ThreadTeam::wait_for_runs(int thread) {
   uint32_t seen = 0;
   for (;;) {
-    // A borrower that waits for the next run would spin on somebody else's core.
-    newest_run_.wait([seen](uint32_t newest) { return newest != seen; },
-                     is_borrower(thread) ? std::chrono::nanoseconds(0) : spin_);
+    newest_run_.wait([seen](uint32_t newest) { return newest != seen; }, spin_);
     if (stopping_.load()) return;
     seen = newest_run_.load();
-    if (is_borrower(thread) && must_leave(thread)) continue;
     // These may be the next run's by now, complete or not: `claim` lets nobody work on a phase that
     // is not set up for the run he believes in, and the next run announces itself again.
     work(first_serial_.load(std::memory_order_relaxed),
@@ -89,21 +91,41 @@ void ThreadTeam::wait_for_runs(int thread) {
   }
 }
 
-void ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
+void ThreadTeam::borrow_for_runs(int thread) {
+  std::chrono::milliseconds pause = kLookEvery;
+  uint32_t seen = 0;
+  for (;;) {
+    // Spinning would be on somebody else's core.
+    newest_run_.wait([seen](uint32_t newest) { return newest != seen; },
+                     std::chrono::nanoseconds(0));
+    while (!stopping_.load() && must_leave(thread)) {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+    }
+    if (stopping_.load()) return;
+    pause = kLookEvery;
+    const uint32_t newest = newest_run_.load();
+    const bool is_over = work(first_serial_.load(std::memory_order_relaxed),
+                              num_phases_.load(std::memory_order_relaxed), thread);
+    seen = is_over ? newest : newest - 1;
+  }
+}
+
+bool ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
   using Clock = std::chrono::steady_clock;
   Clock::time_point looked = is_borrower(thread) ? Clock::now() : Clock::time_point{};
   for (int phase = 0; phase < num_phases; ++phase) {
     if (is_borrower(thread)) {
       const Clock::time_point now = Clock::now();
       if (now - looked > kLookEvery) {
-        if (must_leave(thread)) return;
+        if (must_leave(thread)) return false;
         looked = now;
       }
     }
     const uint32_t completed = first_serial + uint32_t(phase) + 1;
     for (;;) {
       const int tile = claim(phases_[phase], first_serial);
-      if (tile == -2) return;
+      if (tile == -2) return true;
       if (tile == -1) break;
       runner_->run_tile(phase, tile, thread);
       if (phases_[phase].num_unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -111,6 +133,7 @@ void ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
     }
     num_completed_.wait([completed](uint32_t now) { return has_reached(now, completed); }, spin_);
   }
+  return true;
 }
 
 bool ThreadTeam::must_leave(int thread) const {

@@ -61,7 +61,9 @@ class ThreadTeam {
   };
 
   void wait_for_runs(int thread);
-  void work(uint32_t first_serial, int num_phases, int thread);
+  void borrow_for_runs(int thread);
+  // False when a borrower left before the end.
+  bool work(uint32_t first_serial, int num_phases, int thread);
   bool is_borrower(int thread) const { return thread >= num_own_threads_; }
   bool must_leave(int thread) const;
   // The next tile of a phase, -1 when none is left, -2 when that run is over.
