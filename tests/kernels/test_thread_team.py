@@ -94,7 +94,9 @@ def test_a_borrower_leaves_in_the_middle_of_a_run(tmp_path: Path) -> None:
     assert 0 < borrowed < own, "it took part, and not to the end"
 
 
-@pytest.mark.parametrize("content", [None, "", "nonsense", "0.1 0.1 0.1 x/9"])
+@pytest.mark.parametrize(
+    "content", [None, "", "nonsense", "0.1 0.1 0.1 x/9", "0.00 0.00 0.00 0/0 0"]
+)
 def test_where_the_system_does_not_tell_nothing_is_borrowed(
     tmp_path: Path, content: str | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Short prompts pass long ones, and no prompt is passed for longer than it takes itself."""
+"""Short prompts pass long ones, and whoever has waited longest for its length is never passed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_server import TokenServer
-from twinfire.scheduler.prompt_turn import START_TOKENS
+from twinfire.scheduler.prompt_turn import START_TOKENS, PromptTurn
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence
 from twinfire.scheduler.step_plan import StepPlan
@@ -147,6 +147,32 @@ def test_a_short_prompt_waits_for_the_step_of_a_long_one_that_computes_its_prefi
     # Blocks 8 to 11 of the long prompt are its own, too: one step later they are cached.
     assert shape(served.step()) == [(1, 32, 64)]
     assert shape(served.step())[0] == (2, 48, 51)
+
+
+def test_one_that_is_waited_for_goes_on_in_the_place_of_who_waits():
+    served = server(policy="priority")
+    served.submit(prompt(100, 300), priority=9)
+    served.step()
+    for number in range(8):
+        served.submit(prompt(200 + number, 100), priority=5)
+    served.submit([*prompt(100, 100), 0], priority=0)
+    # Blocks 8 to 24 of the first are those of the last, which goes before the others.
+    assert shape(served.step()) == [(1, 32, 64)]
+    assert shape(served.step()) == [(1, 64, 96)]
+    assert shape(served.step())[0] == (1, 96, 128)
+    assert shape(served.step())[0] == (10, 100, 101)
+
+
+def test_a_turn_that_is_told_wrongly_harms_nobody():
+    served = server()
+    odd = PromptTurn(served.scheduler._clock, -START_TOKENS)
+    served.submit(prompt(100, 300))
+    plan = served.launch()
+    sequence = served.submit(prompt(200, 20))
+    sequence.turn = odd
+    served.land(plan)
+    served.run()
+    assert len(served.finished) == 2
 
 
 @given(

@@ -64,6 +64,19 @@ def test_a_chunk_is_capped_by_the_long_prefill_threshold():
     assert [shape(served.step()) for _ in range(3)] == [[(1, 0, 5)], [(1, 5, 10)], [(1, 10, 12)]]
 
 
+def test_beside_streams_prompts_take_no_more_than_their_limit_and_drafts_what_is_left():
+    served = server(max_prompt_tokens_beside_streams=3)
+    served.submit(range(10), max_tokens=30)
+    assert shape(served.step()) == [(1, 0, 10)], "no stream runs"
+    served.submit(range(100, 105), max_tokens=2)
+    served.submit(range(200, 230), max_tokens=2)
+    served.scheduler.decoding()[0].drafts = tuple(range(9))
+    assert shape(served.step()) == [(1, 10, 20), (2, 0, 3)]
+    assert shape(served.step())[1:] == [(2, 3, 5), (3, 0, 1)]
+    assert shape(served.step())[2:] == [(3, 1, 4)]
+    served.run()
+
+
 def test_prompts_begun_are_continued_in_order_of_rank():
     served = server(policy="priority", long_prefill_threshold=12)
     served.submit(range(30), priority=1)

@@ -26,6 +26,7 @@ def configs(draw) -> SchedulerConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
         long_prefill_threshold=draw(st.none() | st.integers(1, 8)),
+        max_prompt_tokens_beside_streams=draw(st.none() | st.integers(1, 4)),
         watermark_blocks=draw(st.none() | st.integers(0, 2)),
         policy=draw(st.sampled_from(["fair", "fcfs", "priority"])),
         num_lookahead_tokens=draw(st.sampled_from([0, 0, 3])),

@@ -7,7 +7,7 @@ import pytest
 from support.token_model import token_array
 from twinfire.scheduler.prompt_turn import PromptClock, PromptTurn
 from twinfire.scheduler.sequence import Sequence
-from twinfire.scheduler.waiting_queue import FairQueue, RankedQueue, WaitingQueue
+from twinfire.scheduler.waiting_queue import WaitingQueue
 
 
 def sequence(arrival: int, priority: int = 0, choice: int = 0) -> Sequence:
@@ -30,7 +30,7 @@ def drain(queue: WaitingQueue) -> list[Sequence]:
 
 
 def test_fcfs_is_by_arrival_then_choice():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     members = [sequence(2), sequence(1, 9, 1), sequence(1, 9, 0), sequence(3)]
     for member in members:
         queue.push(member)
@@ -38,7 +38,7 @@ def test_fcfs_is_by_arrival_then_choice():
 
 
 def test_priority_comes_before_arrival():
-    queue = RankedQueue("priority")
+    queue = WaitingQueue("priority", PromptClock())
     members = [sequence(1, 5), sequence(2, -1), sequence(3, 5)]
     for member in members:
         queue.push(member)
@@ -46,7 +46,7 @@ def test_priority_comes_before_arrival():
 
 
 def test_one_that_comes_back_takes_its_old_place():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     first, second = sequence(1), sequence(2)
     for member in (first, second):
         queue.push(member)
@@ -59,7 +59,7 @@ def test_one_that_comes_back_takes_its_old_place():
 
 
 def test_removal_from_the_middle_leaves_the_rest_in_order_and_no_garbage():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     members = [sequence(arrival) for arrival in range(1000)]
     for member in members:
         queue.push(member)
@@ -72,7 +72,7 @@ def test_removal_from_the_middle_leaves_the_rest_in_order_and_no_garbage():
 
 
 def test_coming_and_going_leaves_no_garbage():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     first, second = sequence(1), sequence(2)
     queue.push(first)
     for _ in range(1000):
@@ -83,7 +83,7 @@ def test_coming_and_going_leaves_no_garbage():
 
 
 def test_equal_ranks_do_not_compare_sequences():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     one, other = sequence(1), sequence(1)
     queue.push(one)
     queue.push(other)
@@ -91,7 +91,7 @@ def test_equal_ranks_do_not_compare_sequences():
 
 
 def test_a_member_is_not_added_twice():
-    queue = RankedQueue("fcfs")
+    queue = WaitingQueue("fcfs", PromptClock())
     member = sequence(1)
     queue.push(member)
     with pytest.raises(AssertionError, match="waits already"):
@@ -99,7 +99,8 @@ def test_a_member_is_not_added_twice():
 
 
 def test_the_fair_order_changes_while_they_wait():
-    clock, queue = PromptClock(), FairQueue()
+    clock = PromptClock()
+    queue = WaitingQueue("fair", clock)
     long, short = sequence(1), sequence(2)
     long.turn = PromptTurn(clock, 1000)
     clock.now += 100

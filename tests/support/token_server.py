@@ -62,8 +62,9 @@ class TokenServer:
         """Schedule a step and check the plan."""
         for sequence in self.scheduler.decoding() if self._draft_random else ():
             sequence.drafts = self._drafts(sequence, self._draft_random)
+        streams = set(self.scheduler.decoding())
         plan = self.scheduler.schedule()
-        self._check(plan)
+        self._check(plan, streams - set(plan.preempted))
         self.plans.append(plan)
         return plan
 
@@ -129,7 +130,7 @@ class TokenServer:
             read_prefix_cache=parent.read_prefix_cache,
         )
 
-    def _check(self, plan: StepPlan) -> None:
+    def _check(self, plan: StepPlan, streams: set[Sequence]) -> None:
         planned = {piece.sequence for piece in plan.slices}
         assert len(planned) == len(plan.slices), "a sequence is planned twice"
         assert not planned & set(plan.preempted), "a preempted sequence is planned"
@@ -145,5 +146,13 @@ class TokenServer:
             assert piece.known_end <= sequence.num_tokens
             assert not piece.drafts or piece.known_end == sequence.num_tokens
             assert piece.end < sequence.max_total_tokens or not piece.drafts
+        of_prompts = sum(p.num_tokens for p in plan.slices if p.sequence not in streams)
+        most = self.config.max_prompt_tokens_beside_streams
+        if streams and most is not None:
+            # What is withdrawn from a stream that is preempted is planned anew.
+            assert of_prompts <= most + len(plan.preempted), "prompts take more than their part"
+            assert streams <= planned, "a stream was skipped"
+            if of_prompts >= most:
+                return
         if plan.num_tokens < self.config.max_num_batched_tokens:
             assert self.scheduler.num_running == len(planned), "a running sequence was skipped"

@@ -149,7 +149,7 @@ def test_a_kill_is_logged_before_it_happens() -> None:
 def outgoing(gateway_id: str, request_id: int, peer: Peer, deadline_s: float) -> Outgoing:
     submit = Submit(request_id, b"", GREEDY)
     turn = PromptTurn(PromptClock(), 1)
-    return Outgoing(key(gateway_id, request_id), submit, peer, deadline_s, turn)
+    return Outgoing(key(gateway_id, request_id), submit, peer, deadline_s, 1, turn)
 
 
 def test_a_table_tells_what_is_open_silent_and_overdue() -> None:

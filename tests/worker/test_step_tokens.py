@@ -4,7 +4,11 @@ import pytest
 
 from twinfire.engine.cpus import usable_cores
 from twinfire.protocol.worker_config import WorkerConfig
-from twinfire.worker.step_tokens import step_tokens
+from twinfire.worker.step_tokens import prompt_tokens_beside_streams, step_tokens
+
+
+def config(**settings: object) -> WorkerConfig:
+    return WorkerConfig(model_path="m", served_name="m", socket_path="", **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -23,5 +27,21 @@ from twinfire.worker.step_tokens import step_tokens
 def test_a_step_has_what_was_asked_for_or_what_suits_the_machine(
     settings: dict[str, object], expected: int
 ) -> None:
-    config = WorkerConfig(model_path="m", served_name="m", socket_path="", **settings)  # type: ignore[arg-type]
-    assert step_tokens(config) == expected
+    assert step_tokens(config(**settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"role": "decode", "threads": 1}, 64),
+        ({"role": "decode", "threads": 4}, 256),
+        ({"role": "decode", "threads": 4, "max_prompt_tokens_beside_streams": 32}, 32),
+        ({"role": "decode", "device": "cuda"}, None),
+        ({"role": "prefill", "threads": 1}, None),
+        ({"role": "mixed", "max_prompt_tokens_beside_streams": 100}, 100),
+    ],
+)
+def test_streams_of_decode_workers_do_not_wait_long_for_prompts(
+    settings: dict[str, object], expected: int | None
+) -> None:
+    assert prompt_tokens_beside_streams(config(**settings)) == expected

@@ -97,6 +97,8 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes for each worker."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
+    max_prompt_tokens_beside_streams: int | None = None
+    """What a prompt may take of a step while streams run on the worker."""
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

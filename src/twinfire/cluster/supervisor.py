@@ -152,6 +152,7 @@ class Supervisor:
             kv_cache_bytes=pool.kv_cache_memory or self._kv_share_bytes,
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=pool.max_num_batched_tokens,
+            max_prompt_tokens_beside_streams=pool.max_prompt_tokens_beside_streams,
         )
         return WorkerSlot(name, config, self._has_served)
 

@@ -80,7 +80,7 @@ class TorchRunner:
         self._kv.allocate(num_blocks)
 
     def populate_kv(self, first: int, count: int) -> None:
-        """Do nothing: torch's KV memory was cleared, and so written, when it was allocated."""
+        """Do nothing: torch takes pages as it likes."""
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> None:

@@ -47,7 +47,7 @@ class HandOff(msgspec.Struct, frozen=True, array_like=True):
 
     decode: Peer
     num_uncached_tokens: int | None = None
-    """Prompt tokens that the gateway expects the prefill worker to compute; None is all."""
+    """Tokens of prompt and output that the gateway expects to be computed; None is all."""
 
 
 class PrefixPull(msgspec.Struct, frozen=True, array_like=True):

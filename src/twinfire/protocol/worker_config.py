@@ -54,6 +54,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     """Token budget of a step; None takes what suits device and threads (`step_tokens`)."""
+    max_prompt_tokens_beside_streams: int | None = None
+    """Prompt tokens in a step that has a stream's next token; None takes what suits the role."""
     kv_cache_bytes: int | None = None
     weight_cache_dir: str | None = None
     """Where packed weights are kept for the next start; None keeps none."""

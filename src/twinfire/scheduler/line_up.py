@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from twinfire.scheduler.block_tables import BlockTables
+from twinfire.scheduler.prompt_turn import PromptClock
 from twinfire.scheduler.scheduler_config import SchedulerConfig
 from twinfire.scheduler.sequence import Sequence, Status
-from twinfire.scheduler.waiting_queue import Rank, rank_of, turn_of, waiting_queue
+from twinfire.scheduler.waiting_queue import Rank, WaitingQueue, rank_of, turn_of
 
 
 class LineUp:
     """Sequences that run, in the order of admission, and those that wait."""
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, clock: PromptClock) -> None:
         self._config = config
         self._tables = tables
         # A dict with no values: a set that keeps its order.
         self.running: dict[Sequence, None] = {}
-        self.waiting = waiting_queue(config.policy)
+        self.waiting = WaitingQueue(config.policy, clock)
         self.num_preemptions = 0
         """Since the start."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from twinfire.scheduler.block_tables import BlockTables
 from twinfire.scheduler.line_up import LineUp
@@ -13,7 +13,7 @@ from twinfire.scheduler.step_plan import Slice, StepDraft
 
 
 class Newcomers:
-    """Takes them from the queue in their turns; nobody passes one that finds no room."""
+    """Takes them from the queue in their turns; in a step nobody passes one that finds no room."""
 
     def __init__(
         self,
@@ -22,13 +22,15 @@ class Newcomers:
         line: LineUp,
         draft: StepDraft,
         prefilling: Iterable[Sequence],
+        go_on: Callable[[Sequence], None],
     ) -> None:
-        """`prefilling` are the running sequences whose prompts go on."""
+        """`prefilling` are the running sequences whose prompts go on; `go_on` plans one of them."""
         self._config = config
         self._tables = tables
         self._line = line
         self._draft = draft
         self._prefilling = prefilling
+        self._go_on = go_on
         self._in_flight: PrefixesInFlight | None = None
         self._delayed: list[Sequence] = []
         self._is_full = False
@@ -42,7 +44,7 @@ class Newcomers:
             sequence = self._line.waiting.peek()
             if sequence is None or (before is not None and not self._is_before(sequence, before)):
                 return None
-            if self._config.enable_prefix_cache and self._prefixes().help(sequence):
+            if self._waits_for_its_prefix(sequence):
                 self._line.waiting.remove(sequence)
                 self._delayed.append(sequence)
                 continue
@@ -72,6 +74,17 @@ class Newcomers:
 
     def _is_before(self, waiting: Sequence, running: Sequence) -> bool:
         return self._line.turn(waiting) < self._line.turn(running)
+
+    def _waits_for_its_prefix(self, sequence: Sequence) -> bool:
+        """Whether another computes the sequence's next block; it does so now, in its place."""
+        if not self._config.enable_prefix_cache:
+            return False
+        owner = self._prefixes().owner(sequence)
+        if owner is None:
+            return False
+        if owner not in self._draft.slices:
+            self._go_on(owner)
+        return owner in self._draft.slices
 
     def _prefixes(self) -> PrefixesInFlight:
         if self._in_flight is None:

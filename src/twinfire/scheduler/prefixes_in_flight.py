@@ -19,24 +19,21 @@ class PrefixesInFlight:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._hashes_at: dict[int, set[bytes]] = {}
+        self._owners_at: dict[int, dict[bytes, Sequence]] = {}
 
     def add(self, sequence: Sequence, start: int, stop: int) -> None:
         """Note what tokens [start, stop) complete, if they complete a block that is not cached."""
         hashes, size = sequence.block_hashes, self._cache.block_size
         index = self._cache.first_missing(hashes, start // size, stop // size)
         if index is not None:
-            self._hashes_at.setdefault(index, set()).add(hashes[index])
+            self._owners_at.setdefault(index, {})[hashes[index]] = sequence
 
-    def help(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence would soon find one more block of its own prefix cached.
-
-        It waits for no more than that prefix, which another sequence computes in its own turn.
-        """
+    def owner(self, sequence: Sequence) -> Sequence | None:
+        """Return who computes the very next block of a waiting sequence, None if nobody does."""
         if not sequence.read_prefix_cache:
-            return False
+            return None
         limit = self._cache.max_hit_blocks(sequence.num_tokens)
-        return any(
-            index < limit and sequence.block_hashes[index] in hashes
-            for index, hashes in self._hashes_at.items()
-        )
+        for index, owners in self._owners_at.items():
+            if index < limit and (owner := owners.get(sequence.block_hashes[index])) is not None:
+                return owner
+        return None

@@ -30,7 +30,7 @@ class PromptTurn:
         """With infinitely many tokens it is never slowed down: turns are then as they came."""
         self._clock = clock
         self._came_at = clock.now
-        self._num_uncached = num_uncached
+        self._num_uncached = max(0, num_uncached)
 
     def slowdown(self, num_left: int | None = None) -> float:
         """Return the tokens waited for each that is left to compute, all of its own if not told.

@@ -37,9 +37,9 @@ class Scheduler:
         self._tables = BlockTables(config)
         self._sequences: dict[Key, Sequence] = {}
         self._arrivals = Arrivals()
-        self._line = LineUp(config, self._tables)
-        self._planner = StepPlanner(config, self._tables, self._line)
         self._clock = PromptClock()
+        self._line = LineUp(config, self._tables, self._clock)
+        self._planner = StepPlanner(config, self._tables, self._line)
         self._plan_in_flight: StepPlan | None = None
         self._num_arrivals = 0
 

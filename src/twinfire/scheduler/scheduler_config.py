@@ -28,6 +28,8 @@ class SchedulerConfig:
     """Tokens computed in a step; at least `max_num_seqs`, so that no decode ever skips one."""
     long_prefill_threshold: int | None = None
     """Prompt tokens of one sequence computed in a step; None leaves only the step's own budget."""
+    max_prompt_tokens_beside_streams: int | None = None
+    """Prompt tokens of all sequences in a step that has a stream's next token; None: no limit."""
     watermark_blocks: int | None = None
     """Blocks that admission leaves for running sequences to grow into; None is 1 % of all."""
     policy: Policy = "fair"
@@ -48,6 +50,7 @@ class SchedulerConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "long_prefill_threshold",
+            "max_prompt_tokens_beside_streams",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

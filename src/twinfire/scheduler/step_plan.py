@@ -83,6 +83,12 @@ class StepDraft:
         )
         self.budget -= len(drafts)
 
+    def hold_back(self, most: int) -> int:
+        """Leave at most `most` tokens to be planned; return the others, to be given back."""
+        held = max(0, self.budget - most)
+        self.budget -= held
+        return held
+
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what was planned for a sequence, if anything was."""
         piece = self.slices.pop(sequence, None)

@@ -35,14 +35,24 @@ class StepPlanner:
         prefilling.sort(key=self._line.turn)
         for sequence in decoding:
             self._plan_running(draft, sequence)
+        most = self._config.max_prompt_tokens_beside_streams
+        held = draft.hold_back(most) if decoding and most is not None else 0
         self._plan_prompts(draft, prefilling)
+        draft.budget += held
         # Last: a prompt's token is certain to be of use, and drafts that come first in every step
         # would keep prompts waiting for as long as they come.
         self._plan_drafts(draft, decoding)
 
     def _plan_prompts(self, draft: StepDraft, prefilling: list[Sequence]) -> None:
         """Plan prompts as their turns come, those that have begun and those that wait."""
-        newcomers = Newcomers(self._config, self._tables, self._line, draft, prefilling)
+        newcomers = Newcomers(
+            self._config,
+            self._tables,
+            self._line,
+            draft,
+            prefilling,
+            go_on=lambda sequence: self._plan_running(draft, sequence),
+        )
         for sequence in prefilling:
             while (taken := newcomers.take(before=sequence)) is not None:
                 newcomers.started(self._start(draft, *taken))
@@ -71,7 +81,7 @@ class StepPlanner:
 
     def _plan_running(self, draft: StepDraft, sequence: Sequence) -> None:
         # One that was preempted for another before it runs no more.
-        if draft.budget == 0 or sequence.status is not Status.RUNNING:
+        if draft.budget == 0 or sequence.status is not Status.RUNNING or sequence in draft.slices:
             return
         num_tokens = self._num_tokens_to_plan(draft, sequence)
         while not self._tables.grow(sequence, sequence.num_computed_tokens + num_tokens):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Protocol
 
+from twinfire.scheduler.prompt_turn import PromptClock
 from twinfire.scheduler.scheduler_config import Policy
 from twinfire.scheduler.sequence import Sequence, Status
 
@@ -38,73 +38,19 @@ def turn_of(sequence: Sequence, policy: Policy) -> Rank:
     return rank_of(sequence, policy)
 
 
-class WaitingQueue(Protocol):
-    """A set of sequences of which the one whose turn is next is taken first."""
+class WaitingQueue:
+    """A set of sequences of which the one whose turn is next is taken first.
 
-    def __len__(self) -> int: ...
+    Removal is O(1): the heap's entry is left behind and skipped later. The fair order changes with
+    `clock`; the heap is then made anew at the next look.
+    """
 
-    def __contains__(self, sequence: Sequence) -> bool: ...
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate in no particular order."""
-        ...
-
-    def push(self, sequence: Sequence) -> None:
-        """Add a sequence that is not in the queue."""
-        ...
-
-    def peek(self) -> Sequence | None:
-        """Return the first sequence, None when the queue is empty."""
-        ...
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is."""
-        ...
-
-
-def waiting_queue(policy: Policy) -> WaitingQueue:
-    """Return an empty queue."""
-    return FairQueue() if policy == "fair" else RankedQueue(policy)
-
-
-class FairQueue:
-    """By the order of the fair policy, which changes while they wait: so each look is at all."""
-
-    def __init__(self) -> None:
-        # A dict with no values: a set that keeps its order.
-        self._members: dict[Sequence, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._members
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate in no particular order."""
-        return iter(self._members)
-
-    def push(self, sequence: Sequence) -> None:
-        """Add a sequence that is not in the queue."""
-        assert sequence not in self._members, f"{sequence.key} waits already"
-        self._members[sequence] = None
-
-    def peek(self) -> Sequence | None:
-        """Return the first sequence, None when the queue is empty."""
-        return min(self._members, key=lambda one: turn_of(one, "fair"), default=None)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is."""
-        del self._members[sequence]
-
-
-class RankedQueue:
-    """By ranks that stay. A removed one's entry is left behind in a heap and skipped later."""
-
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, clock: PromptClock) -> None:
         self._policy: Policy = policy
+        self._clock = clock
         self._members: dict[Sequence, int] = {}
         self._entries: list[tuple[Rank, int, Sequence]] = []
+        self._ordered_at = clock.now
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -122,10 +68,15 @@ class RankedQueue:
         assert sequence not in self._members, f"{sequence.key} waits already"
         self._pushes += 1
         self._members[sequence] = self._pushes
-        heapq.heappush(self._entries, (rank_of(sequence, self._policy), self._pushes, sequence))
+        if self._is_in_order:
+            heapq.heappush(self._entries, self._entry(sequence, self._pushes))
 
     def peek(self) -> Sequence | None:
         """Return the first sequence, None when the queue is empty."""
+        if not self._is_in_order:
+            self._ordered_at = self._clock.now
+            self._entries = [self._entry(*member) for member in self._members.items()]
+            heapq.heapify(self._entries)
         while self._entries:
             _, push, sequence = self._entries[0]
             if self._members.get(sequence) == push:
@@ -141,3 +92,10 @@ class RankedQueue:
                 entry for entry in self._entries if self._members.get(entry[2]) == entry[1]
             ]
             heapq.heapify(self._entries)
+
+    @property
+    def _is_in_order(self) -> bool:
+        return self._policy != "fair" or self._ordered_at == self._clock.now
+
+    def _entry(self, sequence: Sequence, push: int) -> tuple[Rank, int, Sequence]:
+        return turn_of(sequence, self._policy), push, sequence

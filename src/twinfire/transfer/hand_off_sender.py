@@ -83,9 +83,9 @@ class HandOffSender:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens that the engine does not know of yet."""
+        """Tokens to compute of prompts that the engine does not know of yet."""
         return sum(
-            outgoing.num_prompt_tokens
+            outgoing.num_uncached
             for outgoing in self._outgoing
             if outgoing.stage in (Stage.QUEUED, Stage.OPEN)
         )
@@ -99,8 +99,10 @@ class HandOffSender:
         num_uncached = hand_off.num_uncached_tokens
         if num_uncached is None:
             num_uncached = count_ids(submit.prompt)
+        num_uncached = max(0, num_uncached)
         turn = self._engine.turn(num_uncached)
-        self._outgoing.add(Outgoing(key, submit, hand_off.decode, deadline_s, turn))
+        outgoing = Outgoing(key, submit, hand_off.decode, deadline_s, num_uncached, turn)
+        self._outgoing.add(outgoing)
         self._faults.hit("sender.queued")
 
     def received(self, peer: Peer, message: PeerMessage) -> None:

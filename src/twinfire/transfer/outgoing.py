@@ -29,6 +29,8 @@ class Outgoing:
     submit: Submit
     peer: Peer
     deadline_s: float | None
+    num_uncached: int
+    """Tokens that are to be computed."""
     turn: PromptTurn
     stage: Stage = Stage.QUEUED
     opened_s: float = 0.0

@@ -26,6 +26,9 @@ from twinfire.protocol.errors import ModelError
 from twinfire.protocol.worker_config import WorkerConfig
 from twinfire.worker.fingerprint import torch_kernel_version
 
+_MOST_BORROWED_SHARE = 3
+"""Borrowed threads for each of a worker's own."""
+
 if TYPE_CHECKING:
     from twinfire.kernels.cpu.weight_cache import WeightCache
 
@@ -94,6 +97,14 @@ def _native_obstacle(
     return None
 
 
+def _num_borrowed(num_threads: int, num_cores: int) -> int:
+    """Return how many idle cores a worker may use: as many as would make it a few times as fast.
+
+    Each that waits is woken for each step.
+    """
+    return max(0, min(num_cores - num_threads, _MOST_BORROWED_SHARE * num_threads))
+
+
 def _native_backend(
     config: WorkerConfig, checkpoint: Checkpoint, progress: LoadProgress, head: DraftHead | None
 ) -> Backend:
@@ -109,7 +120,7 @@ def _native_backend(
         quantization=config.quantization,
         kv_dtype="int8" if config.kv_cache_dtype == "int8" else "bf16",
         num_threads=num_threads,
-        num_borrowed_threads=max(0, num_cores - num_threads) if config.use_idle_cores else 0,
+        num_borrowed_threads=_num_borrowed(num_threads, num_cores) if config.use_idle_cores else 0,
         progress=progress,
         cache=_weight_cache(config, content_key(checkpoint.weight_files)),
         head=head,

@@ -33,7 +33,7 @@ from twinfire.worker.backend import Backend, load_backend
 from twinfire.worker.fingerprint import fingerprint
 from twinfire.worker.kv_populator import KvPopulator
 from twinfire.worker.speculation import build_speculator, num_lookahead_tokens, open_head
-from twinfire.worker.step_tokens import step_tokens
+from twinfire.worker.step_tokens import prompt_tokens_beside_streams, step_tokens
 from twinfire.worker.weight_saver import WeightSaver
 
 
@@ -129,6 +129,7 @@ def _scheduler_config(
         block_size=layout.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=step_tokens(config),
+        max_prompt_tokens_beside_streams=prompt_tokens_beside_streams(config),
         policy=config.scheduling_policy,
         enable_prefix_cache=config.enable_prefix_caching,
         hash_seed=hash_seed,

@@ -8,6 +8,8 @@ from twinfire.protocol.worker_config import WorkerConfig
 _CPU_TOKENS_PER_THREAD = 256
 """Larger steps are no faster there (`benchmarks/results/step-tokens.md`)."""
 _MOST_CPU_TOKENS = 2048
+_TOKENS_BESIDE_STREAMS = 64
+"""For each thread of a decode worker: its streams wait a tenth of a second, and not half a one."""
 _GPU_TOKENS = 4096
 
 
@@ -18,6 +20,17 @@ def step_tokens(config: WorkerConfig) -> int:
     """
     suited = _GPU_TOKENS
     if config.device == "cpu":
-        num_threads = config.threads or usable_cores()
-        suited = min(_CPU_TOKENS_PER_THREAD * num_threads, _MOST_CPU_TOKENS)
+        suited = min(_CPU_TOKENS_PER_THREAD * _num_threads(config), _MOST_CPU_TOKENS)
     return max(config.max_num_seqs, config.max_num_batched_tokens or suited)
+
+
+def prompt_tokens_beside_streams(config: WorkerConfig) -> int | None:
+    """Return the most prompt tokens in a step that streams wait for; None is no limit."""
+    told = config.max_prompt_tokens_beside_streams
+    if told is not None or config.role != "decode" or config.device != "cpu":
+        return told
+    return _TOKENS_BESIDE_STREAMS * _num_threads(config)
+
+
+def _num_threads(config: WorkerConfig) -> int:
+    return config.threads or usable_cores()

@@ -112,11 +112,7 @@ class Attempt:
         except WorkerLost as error:
             self._fail(error, self.decode)
             return
-        num_uncached = self.route.uncached_on_prefill
-        if pull is not None:
-            num_pulled = pull.num_blocks * self.decode.info.block_size
-            num_uncached = min(num_uncached, count_ids(submit.prompt) - num_pulled)
-        hand_off = HandOff(self.decode.info.peer, num_uncached)
+        hand_off = HandOff(self.decode.info.peer, self.route.num_to_compute)
         self._prefill_is_open = True
         try:
             # The prediction is of use only where tokens are drafted.

@@ -51,7 +51,7 @@ class CostModel:
         return max(computing_s - pulling_s, 0.0)
 
     def tokens_to_compute(self, worker: WorkerState, demand: Demand) -> int:
-        """Context tokens that `worker` neither holds nor gains by pulling."""
+        """Context tokens that `worker` neither holds nor would gain by pulling, if it can."""
         if self.pull_gain_s(worker, demand):
             return demand.num_tokens - demand.most_cached_blocks * demand.block_size
         return demand.uncached_tokens(worker.instance_id)

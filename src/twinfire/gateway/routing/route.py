@@ -94,6 +94,8 @@ class Route:
     """Context tokens that the decode worker is believed not to hold."""
     uncached_on_prefill: int
     """The same of the prefill worker; of the decode worker when it does all of it."""
+    num_to_compute: int
+    """Context tokens that the worker that computes is expected to, when it has pulled."""
     pull: PullHint | None
     """For the worker that computes the prompt."""
     charge: RouteCharge

@@ -191,14 +191,18 @@ class Router:
                 request.affinity, decode=decode.instance_id, prefill=bound, now_s=now_s
             )
         pull = self._pull_hint(computing, demand)
+        num_to_compute = demand.uncached_tokens(computing.instance_id)
+        if pull is not None:
+            num_to_compute = demand.num_tokens - pull.num_blocks * demand.block_size
         return Route(
             decode=decode.instance_id,
             prefill=prefill.instance_id if prefill else None,
             reason=reason,
             uncached_on_decode=demand.uncached_tokens(decode.instance_id),
             uncached_on_prefill=demand.uncached_tokens(computing.instance_id),
+            num_to_compute=num_to_compute,
             pull=pull,
-            charge=self._charge(request, demand, decode, computing, lane, pull, now_s),
+            charge=self._charge(request, demand, decode, computing, num_to_compute, now_s),
         )
 
     def _prefill(
@@ -219,21 +223,16 @@ class Router:
         demand: Demand,
         decode: WorkerState,
         computing: WorkerState,
-        lane: Lane,
-        pull: PullHint | None,
+        num_to_compute: int,
         now_s: float,
     ) -> RouteCharge:
-        predicted = demand.num_tokens - demand.uncached_tokens(computing.instance_id)
-        if pull is not None:
-            predicted = pull.num_blocks * demand.block_size
+        predicted = demand.num_tokens - num_to_compute
         return RouteCharge(
             num_context_tokens=demand.num_tokens,
             num_choices=request.num_choices,
             num_output_before=request.num_output_tokens,
             block_size=demand.block_size,
-            prefill=computing.charge_prefill(
-                demand.num_tokens - predicted, lane, request.request_id, now_s
-            ),
+            prefill=computing.charge_prefill(num_to_compute, request.request_id, now_s),
             decode=decode.decode.open(demand.num_blocks),
             decode_computes_prompt=computing is decode,
             on_cached=lambda truth: self.tallies.compare(predicted, truth),

@@ -98,11 +98,10 @@ class WorkerState:
         short = min(self._short_prompts.charged, self.prefill.load)
         return short if lane == "short" else self.prefill.load - short
 
-    def charge_prefill(
-        self, tokens: int, lane: Lane, request_id: int | None, now_s: float
-    ) -> LedgerEntry:
+    def charge_prefill(self, tokens: int, request_id: int | None, now_s: float) -> LedgerEntry:
         """Charge prompt tokens that the worker is about to be sent."""
-        entry = self.prefill.open(tokens, self._short_prompts if lane == "short" else None)
+        is_short = self.lane(tokens) == "short"
+        entry = self.prefill.open(tokens, self._short_prompts if is_short else None)
         covered = request_id is not None and request_id <= self.last_charge
         known_id = None if covered else request_id
         self._unacknowledged.append(_Unacknowledged(entry, known_id, now_s))

@@ -27,7 +27,9 @@ int IdleCores::num_missing() const {
   const ssize_t size = pread(file_, text, sizeof text - 1, 0);
   text[std::max<ssize_t>(size, 0)] = '\0';
   int num_runnable = 0;
-  if (std::sscanf(text, "%*s %*s %*s %d/", &num_runnable) != 1) return kUnknown;
+  const int num_read = std::sscanf(text, "%*s %*s %*s %d/", &num_runnable);
+  // Whoever asks runs; a system that counts nobody does not count.
+  if (num_read != 1 || num_runnable < 1) return kUnknown;
   return std::max(0, num_runnable - num_cores_);
 }
 

@@ -12,7 +12,7 @@ constexpr int kTileBits = 18;
 constexpr uint64_t kTileMask = (1u << kTileBits) - 1;
 constexpr int kTagShift = 2 * kTileBits;
 
-// How long a borrower may keep a core from somebody else, beside the phase that it is at.
+// How long a borrower may keep a core from somebody else, beside the tile that it is at.
 constexpr std::chrono::milliseconds kLookEvery(1);
 // How long a core may be idle before a borrower that found none takes it.
 constexpr std::chrono::milliseconds kLongestPause(16);
@@ -82,8 +82,9 @@ void ThreadTeam::wait_for_runs(int thread) {
   uint32_t seen = 0;
   for (;;) {
     newest_run_.wait([seen](uint32_t newest) { return newest != seen; }, spin_);
-    if (stopping_.load()) return;
+    // In this order: whoever has seen the number that a stop publishes sees the stop.
     seen = newest_run_.load();
+    if (stopping_.load()) return;
     // These may be the next run's by now, complete or not: `claim` lets nobody work on a phase that
     // is not set up for the run he believes in, and the next run announces itself again.
     work(first_serial_.load(std::memory_order_relaxed),
@@ -102,9 +103,9 @@ void ThreadTeam::borrow_for_runs(int thread) {
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);
     }
-    if (stopping_.load()) return;
     pause = kLookEvery;
     const uint32_t newest = newest_run_.load();
+    if (stopping_.load()) return;
     const bool is_over = work(first_serial_.load(std::memory_order_relaxed),
                               num_phases_.load(std::memory_order_relaxed), thread);
     seen = is_over ? newest : newest - 1;
@@ -113,17 +114,15 @@ void ThreadTeam::borrow_for_runs(int thread) {
 
 bool ThreadTeam::work(uint32_t first_serial, int num_phases, int thread) {
   using Clock = std::chrono::steady_clock;
-  Clock::time_point looked = is_borrower(thread) ? Clock::now() : Clock::time_point{};
+  const bool borrows = is_borrower(thread);
+  Clock::time_point looked = borrows ? Clock::now() : Clock::time_point{};
   for (int phase = 0; phase < num_phases; ++phase) {
-    if (is_borrower(thread)) {
-      const Clock::time_point now = Clock::now();
-      if (now - looked > kLookEvery) {
-        if (must_leave(thread)) return false;
-        looked = now;
-      }
-    }
     const uint32_t completed = first_serial + uint32_t(phase) + 1;
     for (;;) {
+      if (borrows && Clock::now() - looked > kLookEvery) {
+        if (must_leave(thread)) return false;
+        looked = Clock::now();
+      }
       const int tile = claim(phases_[phase], first_serial);
       if (tile == -2) return true;
       if (tile == -1) break;
