@@ -97,7 +97,8 @@ def test_a_frozen_peer_fails_its_reads_and_can_write_nothing_later(
 def test_a_frozen_peer_holds_up_no_other(
     make_end: MakeEnd, kind: ConnectorKind, listen: Address
 ) -> None:
-    here = make_end(ArrayMemory(64), timeout_s=1.5)
+    # Long enough that a busy machine reads from the other one meanwhile.
+    here = make_end(ArrayMemory(64), timeout_s=4.0)
     other = make_end(ArrayMemory(64).fill(), name="other")
     with serving_process(kind, listen) as frozen:
         assert here.read(frozen.peer, first_life([0])).wait() is None
