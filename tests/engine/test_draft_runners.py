@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.draft_feeder import DraftFeeder, native_drafter, torch_drafter
+from support.draft_feeder import DraftFeeder, assert_same_drafts, native_drafter, torch_drafter
 from support.native_runners import load_native
 from support.random_heads import random_head
 from support.step_batches import Fed, Feeder, load
-from support.tiny_models import TinyModel, tiny_model
+from support.tiny_models import TinyModel, tiny_model, tokens_of
 from support.wire_blocks import exported
-from twinfire.engine.draft_runner import DraftedTokens
 from twinfire.engine.native_runner import load_native_runner
 from twinfire.kernels.cpu.weight_cache import WeightCache
 
@@ -24,15 +23,6 @@ from twinfire.kernels.cpu.weight_cache import WeightCache
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
     return tiny_model("llama")
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
-
-
-def assert_same(first: DraftedTokens, second: DraftedTokens) -> None:
-    np.testing.assert_array_equal(first.token_ids, second.token_ids)
-    np.testing.assert_array_equal(first.probabilities, second.probabilities)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -74,10 +64,10 @@ def test_alone_batched_chunked_and_mixed_are_the_same_bits(
         )
         pieces = [(Fed(tokens), len(tokens) - 1) for tokens in sequences]
         for mine, theirs in zip(other.first(pieces), expected, strict=True):
-            assert_same(mine, theirs)
+            assert_same_drafts(mine, theirs)
         pieces = [(Fed(tokens), len(tokens) - 1) for tokens in sequences]
         for mine, theirs in zip(other.chains(pieces, 4), chains, strict=True):
-            assert_same(mine, theirs)
+            assert_same_drafts(mine, theirs)
         fed = Fed(sequences[3])
         parts = [other.first([(fed, count)])[0] for count in (1, 40, 4, 25)]
         np.testing.assert_array_equal(
@@ -95,7 +85,7 @@ def test_any_accepted_length_gives_what_a_fresh_start_gives(counts: list[int], s
         (chain,) = drafter.chains([(fed, count)], 5)
     (fresh,) = drafter.chains([(Fed(tokens), sum(counts))], 5)
     drafter.next_block[0] = 3
-    assert_same(chain, fresh)
+    assert_same_drafts(chain, fresh)
 
 
 _DRAFTERS: list[DraftFeeder] = []
@@ -127,7 +117,7 @@ def test_rows_are_drafted_from_the_features_they_name(model: TinyModel) -> None:
             block_tables=batch.block_tables[1:],
             logit_rows=np.array([24], np.int32),
         )
-        assert_same(drafter.draft.first(picked, np.arange(30, 55, dtype=np.int32)), expected)
+        assert_same_drafts(drafter.draft.first(picked, np.arange(30, 55, dtype=np.int32)), expected)
 
 
 @pytest.mark.parametrize("make", [native_drafter, torch_drafter])
@@ -179,7 +169,7 @@ def _check_wire(sender: DraftFeeder, receiver: DraftFeeder, tokens: list[int]) -
     receiver.next_block[0] = 20
     (mine,) = receiver.chains([(received, 6)], 4)
     (theirs,) = sender.chains([(sent, 6)], 4)
-    assert_same(mine, theirs)
+    assert_same_drafts(mine, theirs)
     with pytest.raises(ValueError, match="bytes"):
         receiver.runner.import_blocks([9, 8], content[:-1])
 
@@ -254,4 +244,4 @@ def test_a_packed_head_is_found_by_the_next_start(model: TinyModel, tmp_path: Pa
     assert len(list(tmp_path.glob("*.packed"))) == 1
     (loaded,) = drafter().first([(Fed(tokens), 39)])
     assert len(list(tmp_path.glob("*.packed"))) == 1
-    assert_same(packed, loaded)
+    assert_same_drafts(packed, loaded)

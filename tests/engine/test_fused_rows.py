@@ -10,7 +10,7 @@ import pytest
 from support.draft_feeder import DraftFeeder, native_drafter, torch_drafter
 from support.random_heads import VARIANTS, random_head
 from support.step_batches import Fed, make_batch
-from support.tiny_models import TinyModel, tiny_model
+from support.tiny_models import TinyModel, tiny_model, tokens_of
 from support.wire_blocks import exported
 from twinfire.engine.draft_runner import DraftedTokens
 from twinfire.kernels.step_batch import StepBatch
@@ -22,10 +22,6 @@ LENGTHS = (1, 20, 32, 71)
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
     return tiny_model("llama")
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
 
 
 def computed(feeder: DraftFeeder) -> tuple[list[Fed], StepBatch]:

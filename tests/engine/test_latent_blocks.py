@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from support.checkpoint_files import write_model_folder
-from support.draft_feeder import torch_drafter
+from support.draft_feeder import assert_same_drafts, torch_drafter
 from support.draft_heads import write_head
 from support.engines import Collector
 from support.latent_heads import LATENT_VARIANTS, latent_head, latent_head_of
 from support.step_batches import Fed
-from support.tiny_models import TinyModel, tiny_model
+from support.tiny_models import TinyModel, tiny_model, tokens_of
 from support.wire_blocks import exported
 from twinfire.artifacts.checkpoint import open_checkpoint
 from twinfire.artifacts.draft_head import DraftHead, open_draft_head
 from twinfire.cache.kv_group import KvGroup, KvLayout
-from twinfire.engine.draft_runner import DraftedTokens
 from twinfire.kernels.torch.kv_memory import KvMemory
 from twinfire.protocol.errors import ModelError
 from twinfire.protocol.sampling import SamplingParams
@@ -34,15 +33,6 @@ from twinfire.worker.build import build_engine
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
     return tiny_model("llama")
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
-
-
-def assert_same(first: DraftedTokens, second: DraftedTokens) -> None:
-    np.testing.assert_array_equal(first.token_ids, second.token_ids)
-    np.testing.assert_array_equal(first.probabilities, second.probabilities)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -59,7 +49,7 @@ def test_latent_blocks_survive_the_wire(model: TinyModel, dtype: str) -> None:
     receiver.next_block[0] = 20
     (mine,) = receiver.chains([(received, 6)], 4)
     (theirs,) = sender.chains([(sent, 6)], 4)
-    assert_same(mine, theirs)
+    assert_same_drafts(mine, theirs)
 
 
 def test_the_wire_layout_is_one_array_a_layer() -> None:
@@ -156,7 +146,7 @@ def test_a_published_layout_drafts_as_its_numbers_say(
     tokens = tokens_of(3, 60)
     (mine,) = torch_drafter(model, opened).chains([(Fed(tokens), 59)], 4)
     (theirs,) = torch_drafter(model, head).chains([(Fed(tokens), 59)], 4)
-    assert_same(mine, theirs)
+    assert_same_drafts(mine, theirs)
 
 
 def test_a_turned_width_that_is_odd_is_refused(model: TinyModel, tmp_path: Path) -> None:

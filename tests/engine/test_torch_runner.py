@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 from support.step_batches import Fed, Feeder, load, make_batch
-from support.tiny_models import ArrayWeights, tiny_model
+from support.tiny_models import ArrayWeights, tiny_model, tokens_of
 from support.wire_blocks import exported
 from twinfire.engine.torch_runner import load_torch_runner
 from twinfire.protocol.errors import ModelError
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
 
 
 def test_missing_tensors_are_all_named() -> None:

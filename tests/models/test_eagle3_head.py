@@ -12,7 +12,7 @@ from support.draft_feeder import DraftFeeder, native_drafter, torch_drafter
 from support.native_runners import rounded_weights
 from support.random_heads import VARIANTS, PlainHead, random_head
 from support.step_batches import Fed
-from support.tiny_models import ArrayWeights, TinyModel, tiny_model
+from support.tiny_models import ArrayWeights, TinyModel, tiny_model, tokens_of
 from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.model_config import RopeConfig
 from twinfire.protocol.errors import ModelError
@@ -25,10 +25,6 @@ LENGTH, NUM_DRAFTS = 45, 4
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
     return tiny_model("llama")
-
-
-def tokens_of(seed: int, count: int = LENGTH + 1) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
 
 
 def embedding_of(model: TinyModel, head: DraftHead) -> np.ndarray:
@@ -60,7 +56,7 @@ def choices(scores: np.ndarray, head: DraftHead) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_torch_computes_the_formula(model: TinyModel, name: str) -> None:
-    head, tokens = random_head(name), tokens_of(1)
+    head, tokens = random_head(name), tokens_of(1, LENGTH + 1)
     drafter = torch_drafter(model, head)
     (every_row,) = drafter.first([(Fed(tokens), LENGTH)])
     (chain,) = drafter.chains([(Fed(tokens), LENGTH)], NUM_DRAFTS)
@@ -77,7 +73,7 @@ def test_torch_computes_the_formula(model: TinyModel, name: str) -> None:
 @pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_native_is_close_to_torch(model: TinyModel, name: str, quantization: str) -> None:
-    head, tokens = random_head(name), tokens_of(2)
+    head, tokens = random_head(name), tokens_of(2, LENGTH + 1)
     rounded = replace(model, weights=rounded_weights(model.weights, quantization))
     (expected,) = torch_drafter(rounded, head).first([(Fed(tokens), LENGTH)])
     native = native_drafter(model, head, quantization=quantization)
@@ -93,7 +89,7 @@ def test_native_is_close_to_torch(model: TinyModel, name: str, quantization: str
 @pytest.mark.parametrize("name", VARIANTS)
 def test_native_goes_on_as_torch_does(model: TinyModel, name: str) -> None:
     head = random_head(name)
-    sequences = [tokens_of(seed) for seed in range(30, 54)]
+    sequences = [tokens_of(seed, LENGTH + 1) for seed in range(30, 54)]
     torch_chains = torch_drafter(model, head).chains([(Fed(t), LENGTH) for t in sequences], 3)
     chains = native_drafter(model, head).chains([(Fed(t), LENGTH) for t in sequences], 3)
     for step in (1, 2):
@@ -109,7 +105,7 @@ def test_native_goes_on_as_torch_does(model: TinyModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "wider"])
 def test_drafting_is_what_training_computes(model: TinyModel, name: str) -> None:
-    head, tokens = random_head(name, seed=4), tokens_of(5)
+    head, tokens = random_head(name, seed=4), tokens_of(5, LENGTH + 1)
     drafter = torch_drafter(model, head)
     (every_row,) = drafter.first([(Fed(tokens), LENGTH)])
     features = torch.cat(list(drafter.draft.target_features), dim=-1)
@@ -149,7 +145,7 @@ def test_far_positions_turn_on(model: TinyModel) -> None:
 
 
 def test_a_head_s_own_embedding_is_read(model: TinyModel) -> None:
-    tokens = tokens_of(7)
+    tokens = tokens_of(7, LENGTH + 1)
     shared, own = random_head("plain"), random_head("plain", own_embedding=True)
     same = dict(own.weights.arrays)
     same["embed_tokens.weight"] = model.weights.arrays["model.embed_tokens.weight"]

@@ -18,10 +18,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from support.draft_feeder import DraftFeeder, native_drafter, torch_drafter
+from support.draft_feeder import DraftFeeder, assert_same_drafts, native_drafter, torch_drafter
 from support.latent_heads import LATENT_VARIANTS, ExpandedHead, inverse_frequencies, latent_head
 from support.step_batches import Fed, make_batch
-from support.tiny_models import ArrayWeights, TinyModel, tiny_model
+from support.tiny_models import ArrayWeights, TinyModel, tiny_model, tokens_of
 from twinfire.artifacts.draft_head import DraftHead
 from twinfire.artifacts.draft_head_config import DraftHeadConfig, MlaSizes
 from twinfire.artifacts.model_config import RopeConfig
@@ -48,10 +48,6 @@ def model() -> TinyModel:
     return tiny_model("llama")
 
 
-def tokens_of(seed: int, count: int = LENGTH + 1) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
-
-
 def expected_scores(
     model: TinyModel, head: DraftHead, drafter: DraftFeeder, tokens: list[int], drafted: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +70,7 @@ def choices(scores: np.ndarray, head: DraftHead) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("name", LATENT_VARIANTS)
 def test_every_row_and_chain_is_what_made_keys_and_values_give(model: TinyModel, name: str) -> None:
-    head, tokens = latent_head(name), tokens_of(1)
+    head, tokens = latent_head(name), tokens_of(1, LENGTH + 1)
     drafter = torch_drafter(model, head)
     (every_row,) = drafter.first([(Fed(tokens), LENGTH)])
     (chain,) = drafter.chains([(Fed(tokens), LENGTH)], NUM_DRAFTS)
@@ -87,15 +83,10 @@ def test_every_row_and_chain_is_what_made_keys_and_values_give(model: TinyModel,
     np.testing.assert_allclose(chain.probabilities[1:], shares, rtol=1e-4)
 
 
-def assert_same(first: DraftedTokens, second: DraftedTokens) -> None:
-    np.testing.assert_array_equal(first.token_ids, second.token_ids)
-    np.testing.assert_array_equal(first.probabilities, second.probabilities)
-
-
 @pytest.mark.parametrize("name", ["kimi_3_1", "two_layers", "last_hidden"])
 @pytest.mark.parametrize("sizes", [[1] * 45, [16, 29], [32, 13], [33, 1, 11], [2, 40, 3]])
 def test_any_chunking_gives_the_same_bits(model: TinyModel, name: str, sizes: list[int]) -> None:
-    head, tokens = latent_head(name), tokens_of(2)
+    head, tokens = latent_head(name), tokens_of(2, LENGTH + 1)
     whole = torch_drafter(model, head)
     (expected,) = whole.first([(Fed(tokens), LENGTH)])
     chunked, fed = torch_drafter(model, head), Fed(tokens)
@@ -104,7 +95,7 @@ def test_any_chunking_gives_the_same_bits(model: TinyModel, name: str, sizes: li
         np.concatenate([part.token_ids for part in parts]),
         np.concatenate([part.probabilities for part in parts]),
     )
-    assert_same(joined, expected)
+    assert_same_drafts(joined, expected)
 
 
 @pytest.mark.parametrize("name", ["kimi", "kimi_3_1", "two_layers", "last_hidden"])
@@ -118,7 +109,7 @@ def test_a_chain_step_by_step_is_the_one_of_the_whole_text(
     for count in counts:
         (chain,) = stepwise.chains([(fed, count)], 5)
     (whole,) = torch_drafter(model, head).chains([(Fed(tokens), sum(counts))], 5)
-    assert_same(chain, whole)
+    assert_same_drafts(chain, whole)
 
 
 def test_sequences_beside_each_other_keep_their_bits(model: TinyModel) -> None:
@@ -129,12 +120,12 @@ def test_sequences_beside_each_other_keep_their_bits(model: TinyModel) -> None:
     together = torch_drafter(model, head)
     pieces = [(Fed(tokens), len(tokens) - 1) for tokens in sequences]
     for mine, theirs in zip(together.chains(pieces, 3), expected, strict=True):
-        assert_same(mine, theirs)
+        assert_same_drafts(mine, theirs)
 
 
 @pytest.mark.parametrize("name", ["kimi", "two_layers"])
 def test_bf16_is_near(model: TinyModel, name: str) -> None:
-    head, tokens = latent_head(name), tokens_of(4)
+    head, tokens = latent_head(name), tokens_of(4, LENGTH + 1)
     (expected,) = torch_drafter(model, head).first([(Fed(tokens), LENGTH)])
     drafter = torch_drafter(model, head, "bf16")
     (drafted,) = drafter.first([(Fed(tokens), LENGTH)])

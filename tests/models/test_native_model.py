@@ -9,17 +9,13 @@ import pytest
 
 from support.native_runners import load_native, rounded_weights
 from support.step_batches import Fed, Feeder, load, make_batch
-from support.tiny_models import TINY_MODEL_NAMES, TinyModel, tiny_model
+from support.tiny_models import TINY_MODEL_NAMES, TinyModel, tiny_model, tokens_of
 from support.wire_blocks import exported
 from twinfire.kernels.cpu import _native
 
 QUANTIZATIONS = ("none", "int8", "int4")
 ALLOWED_ERROR = {"none": 0.03, "int8": 0.1, "int4": 0.1}
 """Root mean square of the logits' error over that of the logits, the weights being equal."""
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 131, count).tolist()
 
 
 @pytest.fixture(scope="module", params=TINY_MODEL_NAMES)

@@ -16,6 +16,11 @@ from twinfire.engine.torch_runner import TorchRunner
 from twinfire.kernels.step_batch import StepBatch
 
 
+def assert_same_drafts(first: DraftedTokens, second: DraftedTokens) -> None:
+    np.testing.assert_array_equal(first.token_ids, second.token_ids)
+    np.testing.assert_array_equal(first.probabilities, second.probabilities)
+
+
 class DraftFeeder:
     """Drives one runner. Sequences need one token more than is computed of them."""
 

@@ -208,3 +208,8 @@ def _rope_variants() -> dict[str, tuple[dict[str, Any], RopeConfig]]:
             ),
         ),
     }
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    """Return random tokens that every tiny model knows."""
+    return np.random.default_rng(seed).integers(0, 131, count).tolist()

@@ -22,6 +22,12 @@ namespace nb = nanobind;
 
 namespace {
 
+void check_run(int num_phases, int tiles_per_phase) {
+  if (num_phases < 1 || num_phases > ThreadTeam::kMaxPhases || tiles_per_phase < 1 ||
+      tiles_per_phase > ThreadTeam::kMaxTiles)
+    throw nb::value_error("too few or too many phases or tiles");
+}
+
 // Tiles that only count themselves: what is left is the cost of a phase.
 class Counter : public TileRunner {
  public:
@@ -50,9 +56,7 @@ class SlowTiles : public TileRunner {
 };
 
 std::vector<int> count_tiles(ThreadTeam& team, int num_phases, int tiles_per_phase, int tile_us) {
-  if (num_phases < 1 || num_phases > ThreadTeam::kMaxPhases || tiles_per_phase < 1 ||
-      tiles_per_phase > ThreadTeam::kMaxTiles)
-    throw nb::value_error("too few or too many phases or tiles");
+  check_run(num_phases, tiles_per_phase);
   SlowTiles tiles(team.num_threads(), std::chrono::microseconds(tile_us));
   const nb::gil_scoped_release released;
   team.run(std::vector<int>(size_t(num_phases), tiles_per_phase), tiles);
@@ -126,9 +130,7 @@ void bind_thread_team(nb::module_& module) {
            nb::arg("tile_us"))
       .def("measure_phases",
            [](ThreadTeam& team, int num_phases, int tiles_per_phase) {
-             if (num_phases < 1 || num_phases > ThreadTeam::kMaxPhases || tiles_per_phase < 1 ||
-                 tiles_per_phase > ThreadTeam::kMaxTiles)
-               throw nb::value_error("too few or too many phases or tiles");
+             check_run(num_phases, tiles_per_phase);
              const auto [us, tiles] = measure_phases(team, num_phases, tiles_per_phase);
              return nb::make_tuple(us, tiles);
            },
